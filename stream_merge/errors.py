@@ -51,7 +51,7 @@ class ConfigError(StreamMergeError, ValueError):
     """The sink, the table or the environment cannot work as configured.
 
     Attributes:
-        problems: every problem found, each a sentence with its code and its remedy.
+        problems: every problem, each a sentence with its code and its remedy.
     """
 
     def __init__(

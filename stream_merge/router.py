@@ -33,7 +33,7 @@ from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import reason, was_cancelled
 from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.jvm import expect_classic, in_session
-from stream_merge.spark.streaming import Caller, caller_of, is_stopping
+from stream_merge.spark.streaming import Caller, caller_named, is_stopping
 from stream_merge.spark.versions import for_thread
 from stream_merge.tables import retry
 from stream_merge.tables.delivery import fingerprint
@@ -79,7 +79,7 @@ class MergeSinks:
     fails under on_failure="fail", the others still get their events, then the batch fails; delivered
     again, it is skipped by id where it is applied. Under on_failure="quarantine" the events of the
     failed table are committed to its sink's quarantine table and the batch goes on. The batch fails all the
-    same where the table may hold the events already (it failed after its commit, or nobody can say), and
+    same where the table may have the events already (it failed after its commit, or that is unknown), and
     where the query was stopped or its jobs were cancelled.
 
     Args:
@@ -94,7 +94,7 @@ class MergeSinks:
         metrics: where they are counted; None: one instance on the default Prometheus registry.
 
     Raises:
-        ConfigError: every problem that can be seen without Spark, at once.
+        ConfigError: every problem that shows without Spark, at once.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class MergeSinks:
             RoutedMergeError: some tables failed; the others have their events.
         """
         expect_classic(batch_df, target=None, batch_id=batch_id)
-        who = caller_of(batch_df, app_id=self._app_id, name=None)
+        who = caller_named(batch_df, app_id=self._app_id, name=None)
         last, self._last = self._last, (who.identity, batch_id)
         may_be_replay = last is None or last[0] != who.identity or batch_id <= last[1]
         self._last_results, self._last_failures = {}, {}

@@ -60,7 +60,7 @@ _SECRET = re.compile(
 _NAMES_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """One conf of the preset."""
 
@@ -74,59 +74,51 @@ class Setting:
 
 SMALL_BATCHES: tuple[Setting, ...] = (
     Setting(
-        conf=_EXTENSIONS,
-        value=DELTA_EXTENSION,
-        reason="Delta's SQL and its rules; a MERGE does not resolve without it",
-        joined_by=",",
+        _EXTENSIONS, DELTA_EXTENSION, "Delta's SQL and its rules; a MERGE does not resolve without it", joined_by=","
     ),
     Setting(
-        conf="spark.sql.catalog.spark_catalog",
-        value="org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        reason="lets catalog names stand for Delta tables",
+        "spark.sql.catalog.spark_catalog",
+        "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "lets catalog names stand for Delta tables",
     ),
     Setting(
-        conf="spark.sql.shuffle.partitions",
-        value="4",
-        reason="a merge shuffles two to four times; without AQE the default is 200 tasks and files each",
+        "spark.sql.shuffle.partitions",
+        "4",
+        "a merge shuffles two to four times; without AQE the default is 200 tasks and files each",
     ),
     Setting(
-        conf="spark.databricks.delta.snapshotPartitions",
-        value="2",
-        reason="Delta rebuilds a table's state in as many tasks per commit; the default of 50 costs some 2.5 s more",
+        "spark.databricks.delta.snapshotPartitions",
+        "2",
+        "Delta rebuilds a table's state in as many tasks per commit; the default of 50 costs some 2.5 s more",
     ),
     Setting(
-        conf="spark.sql.session.timeZone",
-        value="UTC",
-        reason="in another zone Delta 4.4 verifies each commit's file list by rebuilding the state: 0.3 to 0.4 s",
+        "spark.sql.session.timeZone",
+        "UTC",
+        "in another zone Delta 4.4 verifies each commit's file list by rebuilding the state: 0.3 to 0.4 s",
     ),
+    Setting(_JAVA_OPTIONS, UTC_OPTION, "the same verification looks at the JVM's zone as well", joined_by=" "),
     Setting(
-        conf=_JAVA_OPTIONS,
-        value=UTC_OPTION,
-        reason="the same verification looks at the JVM's zone as well",
-        joined_by=" ",
-    ),
-    Setting(
-        conf="spark.sql.codegen.cache.maxEntries",
-        value="2000",
-        reason="a merge needs some 60 generated classes; the default of 100 lets merge, side tables and other queries"
+        "spark.sql.codegen.cache.maxEntries",
+        "2000",
+        "a merge needs some 60 generated classes; the default of 100 lets merge, side tables and other queries"
         " evict each other: 43 classes compiled anew per batch instead of 4, a third of the processor time",
     ),
     Setting(
-        conf="spark.python.sql.dataFrameDebugging.enabled",
-        value="false",
-        reason="PySpark notes the Python call site of every column operation: four calls to the JVM for each,"
+        "spark.python.sql.dataFrameDebugging.enabled",
+        "false",
+        "PySpark notes the Python call site of every column operation: four calls to the JVM for each,"
         " 0.6 s per batch here; without it errors lack the line of Python that made the column",
     ),
     Setting(
-        conf="spark.sql.adaptive.enabled",
-        value="true",
-        reason="coalesces small shuffle partitions; Spark's default, stated because a merge of many rows relies on it",
+        "spark.sql.adaptive.enabled",
+        "true",
+        "coalesces small shuffle partitions; Spark's default, stated because a merge of many rows relies on it",
     ),
     *(
         Setting(
-            conf=conf,
-            value="CORRECTED",
-            reason="as Spark 4 has it: Spark 3.5 by itself refuses to write dates before 1582 and times before 1900,"
+            conf,
+            "CORRECTED",
+            "as Spark 4 has it: Spark 3.5 by itself refuses to write dates before 1582 and times before 1900,"
             " and to read those that delta-rs has written",
         )
         for conf in CALENDAR_CONFS
@@ -148,8 +140,10 @@ def small_batches(builder: SparkSession.Builder) -> SparkSession.Builder:
         present = _present(builder, setting.conf)
         if present is None:
             builder.config(setting.conf, setting.value)
-        elif setting.joined_by is not None and not _has_entry(present, setting):
-            builder.config(setting.conf, f"{present}{setting.joined_by}{setting.value}")
+        elif setting.joined_by is not None:
+            names = [entry.strip().partition("=")[0] for entry in present.split(setting.joined_by)]
+            if setting.value.partition("=")[0] not in names:  # the user's own value stays
+                builder.config(setting.conf, f"{present}{setting.joined_by}{setting.value}")
     return builder
 
 
@@ -250,18 +244,14 @@ def submitted_session(confs: Mapping[str, str] | None = None) -> SparkSession:
     """
     SparkContext._ensure_initialized()  # from here on SparkConf has what spark-submit was given
     builder = small_batches(SparkSession.builder.config(conf=SparkConf()).config(map=dict(confs or {})))
-    if UTC_OPTION in (_option(builder, _JAVA_OPTIONS) or "").split():
-        _run_in_utc(SparkContext._jvm)
-    builder.config(map=dict(log_store_of_jvm(SparkContext._jvm, _confs(builder))))
+    jvm: Any = SparkContext._jvm
+    if UTC_OPTION in (_option(builder, _JAVA_OPTIONS) or "").split():  # which a running JVM does not read
+        jvm.java.lang.System.setProperty("user.timezone", "UTC")
+        jvm.java.util.TimeZone.setDefault(jvm.java.util.TimeZone.getTimeZone("UTC"))
+    builder.config(map=dict(log_store_of_jvm(jvm, _confs(builder))))
     session = builder.getOrCreate()
     preflight.check_session(session)
     return session
-
-
-def _run_in_utc(jvm: Any) -> None:
-    """Do to a running JVM what UTC_OPTION does at its start."""
-    jvm.java.lang.System.setProperty("user.timezone", "UTC")
-    jvm.java.util.TimeZone.setDefault(jvm.java.util.TimeZone.getTimeZone("UTC"))
 
 
 def _start_quietly(builder: SparkSession.Builder) -> SparkSession:
@@ -278,7 +268,7 @@ def _start_quietly(builder: SparkSession.Builder) -> SparkSession:
         except PySparkRuntimeError as err:  # JAVA_GATEWAY_EXITED
             raise preflight.failed_start(stderr.text_to_the_end(), conf.get(PACKAGES) or "") from err
         SparkContext._ensure_initialized(gateway=gateway, conf=conf)
-        if _option(builder, JARS):  # with what was downloaded: what the builder says would replace it (PySpark 4.2)
+        if _option(builder, JARS):  # with the downloads, which the builder's value would replace (PySpark 4.2)
             builder.config(JARS, SparkConf().get(JARS))
         session = builder.getOrCreate()
     tell(_log.debug, "spark_started", app_name=session.sparkContext.appName, jvm_stderr=stderr.text())
@@ -384,9 +374,3 @@ def _present(builder: SparkSession.Builder, conf: str) -> str | None:
     if running is None or running._sc._jsc is None:
         return spark_defaults().get(conf)
     return running.conf.get(conf, None)
-
-
-def _has_entry(present: str, setting: Setting) -> bool:
-    """Whether a list conf has the preset's entry, or another value for the same name."""
-    name = setting.value.partition("=")[0]
-    return any(entry.strip().partition("=")[0] == name for entry in present.split(setting.joined_by))

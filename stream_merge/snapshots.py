@@ -32,7 +32,7 @@ def merge_versions(sink: MergeSink, spark: SparkSession, next_version: NextVersi
         The result of each, in their order.
 
     Raises:
-        ConfigError: the sink cannot tell versions, or one does not ascend. Snapshots before it are merged.
+        ConfigError: the sink has no full copies or `app_id`, or one does not ascend. Snapshots before it are merged.
         StreamMergeError: whatever the sink raises; snapshots before it are merged.
     """
     results: list[MergeResult] = []

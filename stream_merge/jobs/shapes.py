@@ -74,7 +74,7 @@ def of_settings(given: str | ClausesSettings) -> Shape:
     Raises:
         KeyError: there is none of that name.
     """
-    return shapes.of_name(given) if isinstance(given, str) else given.shape()
+    return shapes.from_name(given) if isinstance(given, str) else given.shape()
 
 
 def read_clauses(path: str | Path) -> Clauses:

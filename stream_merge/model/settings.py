@@ -47,7 +47,7 @@ class Driver:
     memory_bytes: int | None = None
     """Most memory that a merge there may need; None: chosen from what is free."""
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
-    """How it reaches an object store; never logged, never in a repr. None: on S3 and Azure as Spark's settings say."""
+    """How it reaches an object store; never logged, never in a repr. None: on S3 and Azure by Spark's settings."""
     single_writer: bool = False
     """Promise that nobody else writes to the target; without it an object store is left to Spark, unless commits
     exclude each other there (on S3 by `streammerge.ConditionalPutLogStore`)."""
@@ -281,7 +281,8 @@ def _problems(spec: MergeSpec) -> list[str]:
         *(() if spec.shape is None else spec.shape.problems(spec)),
         *_value_problems(spec),
         *_filter_problems(spec),
-        *_layout_problems(spec),
+        *_list_problems("partition_by", spec.partition_by, may_be_empty=True),
+        *_list_problems("cluster_by", spec.cluster_by, may_be_empty=True),
     ]
 
 
@@ -340,6 +341,8 @@ def _value_problems(spec: MergeSpec) -> list[str]:
     memory: object = spec.driver_memory_bytes
     if memory is not None and not _is_positive(memory):
         problems.append(f"[INVALID_SETTING] memory_bytes={memory!r} must be a positive number of bytes")
+    if spec.partition_by and spec.cluster_by:
+        problems.append("[CONFLICTING_SETTINGS] partition_by and cluster_by are both given; Delta allows one of them")
     texts: tuple[tuple[str, object], ...] = (
         ("app_id", spec.app_id),
         ("name", spec.name),
@@ -444,14 +447,6 @@ def _filter_problems(spec: MergeSpec) -> Iterable[str]:
             "[CONFLICTING_SETTINGS] target_filter does not apply to snapshots; for a part of the table use"
             " shape=Snapshot(within=…)"
         )
-
-
-def _layout_problems(spec: MergeSpec) -> list[str]:
-    found = _list_problems("partition_by", spec.partition_by, may_be_empty=True)
-    found.extend(_list_problems("cluster_by", spec.cluster_by, may_be_empty=True))
-    if spec.partition_by and spec.cluster_by:
-        found.append("[CONFLICTING_SETTINGS] partition_by and cluster_by are both given; Delta allows one of them")
-    return found
 
 
 def _list_problems(setting: str, values: tuple[str, ...], *, may_be_empty: bool) -> list[str]:

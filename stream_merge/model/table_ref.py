@@ -47,7 +47,7 @@ class TableRef(str):
 
     @cached_property
     def canonical(self) -> str:
-        """One spelling per table, as far as its name tells."""
+        """One spelling per table, by its name alone."""
         if self.path is not None:
             return canonical_location(self.path)
         return ".".join(names.quote(part) for part in _parts(self.casefold()))

@@ -21,8 +21,8 @@ __all__ = [
     "Shape",
     "Snapshot",
     "checked",
+    "from_name",
     "known_shapes",
-    "of_name",
     "shape_of",
     "when_matched",
     "when_not_matched",
@@ -52,6 +52,6 @@ def known_shapes() -> list[str]:
     return [shape.name for shape in SHAPES if not shape.needs_arguments]
 
 
-def of_name(name: str) -> Shape:
+def from_name(name: str) -> Shape:
     """The shape of a name; KeyError if there is none."""
     return {shape.name: shape for shape in SHAPES if not shape.needs_arguments}[name]()

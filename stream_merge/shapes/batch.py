@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -33,7 +32,7 @@ from stream_merge.shapes.surely_changes import GreatestSequence
 from stream_merge.spark import columns
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.spark.evaluate_once import materialised, release
-from stream_merge.spark.versions import arrow_table, arrow_type, of_arrow
+from stream_merge.spark.versions import arrow_frame, arrow_table, arrow_type
 
 
 class LeftOut(NamedTuple):
@@ -64,7 +63,7 @@ class Batch:
     bounds: KeyBounds
     """Empty where rows without an event are concerned: they may be in any file."""
     left_out: LeftOut | None = None
-    """None where the source does not say."""
+    """None from sources without this column."""
     tied_keys: tuple[str, ...] = ()
     """Up to two keys, as JSON, with several different events that no sequence orders; of a full copy with several
     events, different or not."""
@@ -121,10 +120,10 @@ class _DriverRows:
     refused: pa.Table
 
     def latest(self) -> DataFrame:
-        return of_arrow(self.session, self.events, _schema(self.layout))
+        return arrow_frame(self.session, self.events, _schema(self.layout))
 
     def invalid(self) -> DataFrame:
-        return of_arrow(self.session, self.refused, _QUARANTINED)
+        return arrow_frame(self.session, self.refused, _QUARANTINED)
 
     def invalid_at_hand(self) -> pa.Table | None:
         return self.refused
@@ -139,7 +138,7 @@ class _DriverRows:
         return surely_changes.in_driver(self.events, self.layout)
 
     def release(self) -> None:
-        """Nothing is held outside this object."""
+        """Nothing to free."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,7 +228,8 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
     needed = [*(stored[key] for key in layout.keys), *sequence.values(), events[at_hand.delete]]
     if {name: part.type for name, part in sequence.items()} != types or any(c.null_count for c in needed):
         return None
-    if any(_may_be_lost_in_partitions(stored[key]) for key in layout.texts_in_partitions):
+    texts = [stored[key] for key in layout.texts_in_partitions]
+    if not all(map(_is_kept_in_partitions, texts)):
         return None
     ordered_by = pa.Table.from_pydict(sequence).to_struct_array()
     every = {**stored, names.SEQUENCE_COLUMN: ordered_by, names.DELETE_COLUMN: events[at_hand.delete]}
@@ -242,11 +242,10 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
     return replace(batch, rows=large)
 
 
-def _may_be_lost_in_partitions(key: pa.ChunkedArray) -> bool:
-    """Whether Delta may not store a value as a partition's; the contract then decides on Spark."""
-    if not pa.types.is_string(key.type):
-        return True
-    return arrow_order.holds_null_of_partitions(key) or not arrow_order.is_legible(key)
+def _is_kept_in_partitions(key: pa.ChunkedArray) -> bool:
+    """Whether Delta surely stores each value as a partition's; else the contract decides on Spark."""
+    is_text = pa.types.is_string(key.type)
+    return is_text and not arrow_order.holds_null_of_partitions(key) and arrow_order.is_legible(key)
 
 
 def _in_driver(session: SparkSession, layout: Layout, valid: pa.Table, refused: pa.Table) -> Batch:
@@ -279,13 +278,10 @@ def _bounds(valid: pa.Table, layout: Layout) -> KeyBounds:
             values = values.cast(pa.int32())
         least, greatest = (pc.min_max(values)[end].as_py() for end in ("min", "max"))
         if isinstance(key.dataType, StringType | DecimalType) and least is not None:
-            least, greatest = (_text(end) for end in (least, greatest))
+            ends = (least, greatest)
+            least, greatest = (end.decode(errors="replace") if isinstance(end, bytes) else str(end) for end in ends)
         observed |= {f"least_{i}": least, f"greatest_{i}": greatest}
     return key_bounds(layout.key_fields, observed)
-
-
-def _text(end: bytes | Decimal) -> str:
-    return end.decode(errors="replace") if isinstance(end, bytes) else str(end)
 
 
 def as_stored(events: pa.Table) -> pa.Table:
@@ -355,6 +351,7 @@ def _counts(layout: Layout) -> list[Column]:
     first = columns.column(latest_per_key.RANK_COLUMN) == 1
     delete = columns.column(names.DELETE_COLUMN)
     reasons = columns.column(names.REASONS_COLUMN)
+    is_unordered = layout.whole is not None and not layout.whole.is_ordered
     return [
         F.count(F.lit(1)).alias("received"),
         F.count_if(~valid).alias("quarantined"),
@@ -366,13 +363,9 @@ def _counts(layout: Layout) -> list[Column]:
         *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
         *bound_aggregates(layout.key_fields, valid),
         *surely_changes.aggregates(layout, valid & first & ~delete),
-        *(_tied(layout, columns.column(latest_per_key.TIE_COLUMN)) if _is_unordered(layout) else ()),
+        *(_tied(layout, columns.column(latest_per_key.TIE_COLUMN)) if is_unordered else ()),
         *(_tied(layout, valid & ~first) if layout.is_whole else ()),
     ]
-
-
-def _is_unordered(layout: Layout) -> bool:
-    return layout.whole is not None and not layout.whole.is_ordered
 
 
 def _tied(layout: Layout, is_tied: Column) -> list[Column]:

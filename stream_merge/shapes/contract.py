@@ -33,7 +33,7 @@ def checked(batch_df: DataFrame, layout: Layout) -> DataFrame:
 
     Cost: a projection; no scan, no shuffle.
     """
-    return judged(batch_df, layout).select("*", layout.once("alone", _number_of_its_own))
+    return judged(batch_df, layout).select("*", layout.once("alone", _event_number))
 
 
 def judged(batch_df: DataFrame, layout: Layout) -> DataFrame:
@@ -41,7 +41,7 @@ def judged(batch_df: DataFrame, layout: Layout) -> DataFrame:
     return batch_df.select(*layout.once("contract", lambda: _projection(batch_df.columns, layout)))
 
 
-def _number_of_its_own() -> Column:
+def _event_number() -> Column:
     invalid = columns.column(names.REASONS_COLUMN).isNotNull()
     return F.when(invalid, F.monotonically_increasing_id()).alias(names.ALONE_COLUMN)
 
@@ -52,19 +52,17 @@ def _projection(source_names: list[str], layout: Layout) -> list[Column]:
         *(value.alias(field.name) for value, field in zip(layout.sequence_source, layout.sequence_fields, strict=True))
     )
     reasons = _reasons(layout, source_names, corrupt)
-    event = event_text(source_names)
     carried = () if layout.whole is None else layout.whole.carried
-    left_out = [columns.column(name) for name in source_names if name == names.LEFT_OUT_COLUMN]
     return [
         *layout.stored_values,
         *(columns.column(one.name).alias(one.travels_as) for one in carried),
         valid_sequence.alias(names.SEQUENCE_COLUMN),
         F.coalesce(F.lit(False) if layout.deletes is None else layout.deletes, F.lit(False)).alias(names.DELETE_COLUMN),
         reasons.alias(names.REASONS_COLUMN),
-        F.when(reasons.isNotNull() & corrupt.isNull(), event).alias(names.EVENT_COLUMN),
+        F.when(reasons.isNotNull() & corrupt.isNull(), event_text(source_names)).alias(names.EVENT_COLUMN),
         corrupt.alias(names.CORRUPT_COLUMN),
         F.when(reasons.isNotNull(), origin(source_names)).alias(names.ORIGIN_COLUMN),
-        *left_out,
+        *(columns.column(name) for name in source_names if name == names.LEFT_OUT_COLUMN),
     ]
 
 
@@ -75,14 +73,14 @@ def event_text(source_names: list[str]) -> Column:
 
 
 def corrupt_because(source_names: list[str]) -> Column:
-    """Why a record could not be read; NULL for all others, and where the source does not say."""
+    """Why a record could not be read; NULL for all others, and from sources without this column."""
     if names.CORRUPT_COLUMN in source_names:
         return columns.column(names.CORRUPT_COLUMN)
     return F.lit(None).cast("string")
 
 
 def origin(source_names: list[str]) -> Column:
-    """An event's position in its topic or file; NULL where the source does not say."""
+    """An event's position in its topic or file; NULL from sources without this column."""
     known = columns.column(names.ORIGIN_COLUMN) if names.ORIGIN_COLUMN in source_names else F.lit(None)
     return known.cast(source_batch.ORIGIN_TYPE)
 

@@ -325,11 +325,9 @@ class Finder:
 
     def _expression_parts(self, value: Column, text: str) -> list[tuple[str, Column, DataType]]:
         dtype = self._expression_type(value, f"sequence_by={text!r}")
-        if dtype is None:
-            return []
         if isinstance(dtype, StructType):
             return [(f.name, value.getField(f.name), f.dataType) for f in dtype.fields]
-        return [(text, value, dtype)]
+        return [] if dtype is None else [(text, value, dtype)]
 
     def deletes(self) -> Column | None:
         """The delete condition over the source."""

@@ -64,7 +64,7 @@ class WholeEvents:
     stored_as: Mapping[str, str]
     """Stored column -> what its value is called beside the source's columns."""
     is_ordered: bool
-    """Whether a sequence says which of a key's events counts."""
+    """Whether a sequence orders a key's events."""
 
     @property
     def carried(self) -> tuple[EventColumn, ...]:

@@ -81,7 +81,7 @@ def in_driver(events: pa.Table, layout: Layout) -> GreatestSequence | None:
 
 
 def stored(files: pa.Table, layout: Layout) -> GreatestSequence | None:
-    """An upper bound of a table's sequences from its data files' statistics; None where they do not tell."""
+    """An upper bound of a table's sequences from its data files' statistics; None where they are not enough."""
     if not files.num_rows:
         return GreatestSequence(components=(), is_empty=True)
     components: list[int | None] = []

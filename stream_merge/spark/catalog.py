@@ -85,10 +85,11 @@ def entry(session: SparkSession, name: str) -> Entry | None:
     """
     with active(session):
         catalog, namespace, table = _resolved(session, name)
+        identifier = java_class(session, "org.apache.spark.sql.connector.catalog.Identifier")
         try:
-            loaded = catalog.loadTable(_identifier(session, namespace, table))
+            loaded = catalog.loadTable(identifier.of(_array(session, namespace), table))
         except (PySparkException, Py4JError) as err:
-            if not _is_absence(err):
+            if not any(class_name.rsplit(".", 1)[-1] in _NO_TABLE for class_name, _ in java_causes(err)):
                 raise _refused(name, err) from err
             _expect_namespace(session, catalog, namespace, name)
             return None
@@ -257,10 +258,6 @@ def _refused(name: str, err: Exception) -> MergeFailedError:
     return MergeFailedError(msg, target=name)
 
 
-def _is_absence(err: Exception) -> bool:
-    return any(class_name.rsplit(".", 1)[-1] in _NO_TABLE for class_name, _ in java_causes(err))
-
-
 def _sql(catalog: Any, namespace: Sequence[str], table: str) -> str:
     return f"{quote(str(catalog.name()))}.{_within(namespace, table)}"
 
@@ -268,11 +265,6 @@ def _sql(catalog: Any, namespace: Sequence[str], table: str) -> str:
 def _within(namespace: Sequence[str], table: str) -> str:
     """A name without its catalog."""
     return ".".join(quote(part) for part in [*namespace, table])
-
-
-def _identifier(session: SparkSession, namespace: Sequence[str], table: str) -> Any:
-    identifier = java_class(session, "org.apache.spark.sql.connector.catalog.Identifier")
-    return identifier.of(_array(session, namespace), table)
 
 
 def _array(session: SparkSession, texts: Sequence[str]) -> Any:

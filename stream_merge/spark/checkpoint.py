@@ -104,7 +104,7 @@ class Checkpoint:
         """Whether its query reads files only; None where no batch is planned."""
         newest = self.newest_batch("offsets")
         ends = None if newest is None else self.sources(newest)
-        return of_files(ends) if ends else None
+        return are_file_offsets(ends) if ends else None
 
     def fingerprint(self, batch_id: int) -> str | None:
         """A hash of the offsets of a batch's sources and their files; None where the checkpoint lacks them."""
@@ -254,7 +254,7 @@ def _key(identity: str, location: str) -> str:
     return hashlib.sha256(f"{identity}\n{location}".encode()).hexdigest()[:32]
 
 
-def of_files(ends: Sequence[str]) -> bool:
+def are_file_offsets(ends: Sequence[str]) -> bool:
     """Whether these are end offsets of file sources alone (`Checkpoint.sources`)."""
     return all(_log_offset(end) is not None for end in ends)
 

@@ -237,8 +237,8 @@ def first_line(text: str) -> str:
         return f"{first} {', '.join(value.replace(' : ', '=', 1) for value in values)}".replace("\n", "\\n")
     if rest.startswith(_TABLE_BELOW):  # delta-rs 1.6: a table
         header, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in rest.splitlines() if "|" in line)
-        found = ["=".join(pair) for row in rows for pair in zip(header, row, strict=False) if pair[1]]
-        return f"{first.removesuffix('.')}: {', '.join(found)}"
+        cells = ["=".join(pair) for row in rows for pair in zip(header, row, strict=False) if pair[1]]
+        return f"{first.removesuffix('.')}: {', '.join(cells)}"
     return f"{first} {first_line(rest.lstrip())}" if first.endswith(":") and rest.strip() else first
 
 

@@ -192,18 +192,18 @@ def leaf_spans(session: SparkSession, sql: str) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def jvm_signals(tell: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
+def jvm_signals(notify: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
     """Have the JVM pass signals to this process, instead of ending Spark at once; nothing where no JVM runs.
 
     Under spark-submit the JVM is the process that people and cluster managers signal; elsewhere a signal to the process
-    group reaches it, too. `tell` is called in a thread of its own for each signal.
+    group reaches it, too. `notify` is called in a thread of its own for each signal.
     """
     gateway = SparkContext._gateway
     if gateway is None:
         yield
         return
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    java, handler = gateway.jvm.sun.misc.Signal, _SignalHandler(tell)
+    java, handler = gateway.jvm.sun.misc.Signal, _SignalHandler(notify)
     signals = [java(number.name.removeprefix("SIG")) for number in numbers]
     before = [java.handle(one, handler) for one in signals]
     try:
@@ -217,12 +217,12 @@ def jvm_signals(tell: Callable[[], None], *numbers: signal.Signals) -> Iterator[
 class _SignalHandler:
     """A `sun.misc.SignalHandler` in Python."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
 
     def handle(self, _signal: Any) -> None:
         """Called by the JVM."""
-        self._tell()
+        self._notify()
 
     class Java:
         """Read by Py4J."""

@@ -20,12 +20,12 @@ _LOST_IN_URLS = re.compile(r"%[0-9A-Fa-f]{2}|[#?\\\x00-\x1f]|\s\Z")
 """What a URL loses in its path: its end, a trailing blank, what is dropped or becomes a slash."""
 
 
-def permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[str]:
+def permission_problems(spec: MergeSpec, snapshot: TableSnapshot | None) -> list[str]:
     """Folders on a local disk that this process cannot write to."""
-    tables = [spec.target] if found is None else []
+    tables = [spec.target] if snapshot is None else []
     tables += [spec.quarantine_table] if spec.on_invalid == "quarantine" else []
     tables += [spec.tombstone_target] if spec.tombstones else []
-    locations = [] if found is None else [found.location]
+    locations = [] if snapshot is None else [snapshot.location]
     problems: dict[Path | None, str] = {}
     for location in [*locations, *(table.path for table in tables if table.path is not None)]:
         problem = not_writable(location) or not_writable(f"{location}/_delta_log")
@@ -42,7 +42,7 @@ def not_writable(location: str) -> str | None:
     if not nearest.is_dir():
         return f"[NOT_WRITABLE] {str(nearest)!r} is a file, but {location!r} needs a folder; choose another path"
     try:
-        with tempfile.TemporaryFile(dir=nearest):  # permissions do not tell of quotas, nor of what a server refuses
+        with tempfile.TemporaryFile(dir=nearest):  # quotas and what a server refuses do not show in permissions
             os.scandir(nearest).close()
     except OSError as err:
         where = "" if str(nearest) == location else f", where {location!r} is located"
@@ -85,18 +85,22 @@ def scratch(session: SparkSession) -> Path:
     return Path(folders.split(",")[0].strip() if folders else tempfile.gettempdir())
 
 
-def table_above(target: TableRef, found: TableSnapshot | None) -> str | None:
+def table_above(target: TableRef, snapshot: TableSnapshot | None) -> str | None:
     """The Delta table that contains a target which is a path; None if there is none.
 
     Delta looks for a table in all folders above a path (4.4), and would merge into the table whose partition the folder
-    is; elsewhere it would create a table whose files a VACUUM of the one above deletes. `found` is the table that Delta
-    loads; where that is None, only a local disk is searched: elsewhere parents may be inaccessible.
+    is; elsewhere it would create a table whose files a VACUUM of the one above deletes. `snapshot` is what Delta loads;
+    where that is None, only a local disk is searched: elsewhere parents may be inaccessible.
     """
     if target.path is None:
         return None
     path = target.plain
-    if found is not None:
-        return found.location if TableRef(path).canonical.startswith(f"{TableRef(found.location).canonical}/") else None
+    if snapshot is not None:
+        return (
+            snapshot.location
+            if TableRef(path).canonical.startswith(f"{TableRef(snapshot.location).canonical}/")
+            else None
+        )
     local = local_path(path)
     above = [] if local is None else Path(os.path.realpath(local)).parents
     return next((str(folder) for folder in above if _exists(folder / "_delta_log")), None)

@@ -74,7 +74,7 @@ def check_session(session: object) -> None:
         msg = f"[SESSION_NOT_READY] Spark Connect sessions are not supported; {_CLASSIC}"
         raise ConfigError(msg)
     jvm = session.sparkContext._jvm  # type: ignore[attr-defined]  # a classic session of unknown origin
-    # Py4J answers with a package, which is not callable, where there is no class of that name.
+    # Py4J returns a package, which is not callable, where there is no class of that name.
     if not callable(jvm.io.delta.sql.DeltaSparkSessionExtension):
         msg = (
             "[SESSION_NOT_READY] the class path of the running session lacks Delta's jar; build the session with"

@@ -83,10 +83,10 @@ class Caller:
 
 def caller(batch_df: DataFrame, spec: MergeSpec, label: str = DIRECT) -> Caller:
     """The streaming query that delivers the batch to a sink; `label` stands for it outside of one."""
-    return caller_of(batch_df, app_id=spec.app_id, name=spec.name, label=label)
+    return caller_named(batch_df, app_id=spec.app_id, name=spec.name, label=label)
 
 
-def caller_of(batch_df: DataFrame, *, app_id: str | None, name: str | None, label: str = DIRECT) -> Caller:
+def caller_named(batch_df: DataFrame, *, app_id: str | None, name: str | None, label: str = DIRECT) -> Caller:
     """The caller for anything that writes under that `app_id` and `name`."""
     query = streaming_query(batch_df)
     if query is None:
@@ -108,7 +108,7 @@ class Look:
 
     run_id: str
     name: str
-    """As it was started, else its id."""
+    """Its name, else its id."""
     is_waiting: bool
     """Whether it is between two triggers, after the first."""
     progress: str | None
@@ -121,20 +121,20 @@ def look_at_queries(session: SparkSession) -> list[Look]:
     """The states of all streaming queries in a session's JVM."""
     running = session._jsparkSession.sharedState().activeStreamingQueries()
     ids = running.keySet().toArray()
-    queries = (running.get(ids[i]) for i in range(len(ids)))
-    return [_look(query) for query in queries if query is not None]
-
-
-def _look(query: Any) -> Look:
-    status, progress = query.status(), query.lastProgress()
-    is_waiting = not status.isTriggerActive() and str(status.message()).startswith("Waiting")
-    return Look(
-        run_id=str(query.runId().toString()),
-        name=str(query.name() or query.id().toString()),
-        is_waiting=is_waiting,
-        progress=None if progress is None else str(progress.timestamp()),
-        trigger_seconds=0.0 if progress is None else int(progress.durationMs().get("triggerExecution")) / 1000,
-    )
+    looks = []
+    for query in (running.get(ids[i]) for i in range(len(ids))):
+        if query is None:
+            continue
+        status, progress = query.status(), query.lastProgress()
+        look = Look(
+            run_id=str(query.runId().toString()),
+            name=str(query.name() or query.id().toString()),
+            is_waiting=not status.isTriggerActive() and str(status.message()).startswith("Waiting"),
+            progress=None if progress is None else str(progress.timestamp()),
+            trigger_seconds=0.0 if progress is None else int(progress.durationMs().get("triggerExecution")) / 1000,
+        )
+        looks.append(look)
+    return looks
 
 
 def _described(query: Any, query_id: str, context: SparkContext) -> StreamingQueryInfo:
@@ -180,7 +180,7 @@ def run_through(batch_df: DataFrame) -> None:
     batch_df.write.format("noop").mode("overwrite").save()
 
 
-def files_of(batch_df: DataFrame) -> list[str]:
+def planned_files(batch_df: DataFrame) -> list[str]:
     """The files that a micro-batch of a file source reads; `inputFiles` has none inside of `foreachBatch`.
 
     Spark has planned them by then: they are in the scan at the root of the batch's RDD (FileScanRDD, Spark 4.2).

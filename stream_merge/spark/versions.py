@@ -140,7 +140,7 @@ Decode = Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]]
 
 def arrow_type(dtype: DataType) -> pa.DataType:
     """The Arrow type in which Spark exchanges values; instants are in UTC."""
-    if SPARK >= (4, 2):  # until then the zone was not asked for: UTC, unless told that there is none
+    if SPARK >= (4, 2):  # which takes the zone; before, it is UTC
         return to_arrow_type(dtype, timezone="UTC")
     return to_arrow_type(dtype)
 
@@ -150,12 +150,12 @@ def arrow_table(df: DataFrame) -> pa.Table:
     if SPARK >= (4, 0):
         return df.toArrow()
     ours: Any = df
-    batches = ours._collect_as_arrow()  # what toPandas of Spark 3.5 stands on; none where there is no row
+    batches = ours._collect_as_arrow()  # used by toPandas in Spark 3.5; none without rows
     schema = pa.schema([pa.field(f.name, arrow_type(f.dataType), f.nullable) for f in df.schema.fields])
     return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
 
 
-def of_arrow(session: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
+def arrow_frame(session: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
     """A frame of Arrow rows, one partition for each 10,000 of them; no job runs."""
     if SPARK >= (4, 0):
         return session.createDataFrame(rows, schema)

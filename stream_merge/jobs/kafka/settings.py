@@ -208,7 +208,7 @@ def _shape_of_changes(shape: str | ClausesSettings) -> str | ClausesSettings:
     elif shape not in shapes.known_shapes():
         msg = f"[INVALID_SETTING] {shape!r} must be one of {', '.join(shapes.known_shapes())}, or clauses"
         raise ValueError(msg)
-    elif shapes.of_name(shape).is_whole:
+    elif shapes.from_name(shape).is_whole:
         msg = (
             f"[SHAPE_NEEDS_FULL_COPY] {shape!r} would delete every row that a micro-batch of a topic lacks; merge"
             " snapshots with 'stream-merge files --shape snapshot' or in Python"
