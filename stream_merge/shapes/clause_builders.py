@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from pyspark.sql import Column
 
@@ -43,7 +43,7 @@ class Then:
         else:
             assigned = ", ".join(f"{name!r}: {_text(value)}" for name, value in self.values.items())
             action = f"{self.action}({{{assigned}}})"
-        return f"{_condition(self.kind, self.condition)}.{action}"
+        return f"when_{self.kind}({'' if self.condition is None else _text(self.condition)}).{action}"
 
     def problems(self) -> Iterator[str]:
         """Its own problems, without name and code."""
@@ -84,62 +84,67 @@ class Then:
             yield f"it names {twice!r} more than once; name each column once"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WhenMatched:
-    """For an event whose key the table has, if the condition holds."""
+@dataclass(frozen=True, eq=False)
+class _When:
+    """A clause without its action."""
 
+    kind: ClassVar[Kind]
     condition: Written | None = None
 
     def __repr__(self) -> str:
-        return _condition("matched", self.condition)
+        return f"when_{self.kind}({'' if self.condition is None else _text(self.condition)})"
+
+    def _then(
+        self, action: Action, values: Mapping[str, Written] | None = None, except_: str | Sequence[str] = ()
+    ) -> Then:
+        left_out = (except_,) if isinstance(except_, str) else tuple(except_)
+        return Then(kind=self.kind, action=action, condition=self.condition, values=values, except_=left_out)
+
+
+class WhenMatched(_When):
+    """For an event whose key the table has, if the condition holds."""
+
+    kind = "matched"
 
     def update(self, values: Mapping[str, Written]) -> Then:
         """Columns of the row take these values: target column -> SQL text or Column over `s` and `t`."""
-        return Then(kind="matched", action="update", condition=self.condition, values=values)
+        return self._then("update", values)
 
     def update_all(self, *, except_: Sequence[str] = ()) -> Then:
         """Every stored column of the event is written over the row's, except these."""
-        return Then(kind="matched", action="update", condition=self.condition, except_=_listed(except_))
+        return self._then("update", except_=except_)
 
     def delete(self) -> Then:
         """The row is deleted."""
-        return Then(kind="matched", action="delete", condition=self.condition)
+        return self._then("delete")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WhenNotMatched:
+class WhenNotMatched(_When):
     """For an event whose key the table does not have, if the condition (over `s` alone) holds."""
 
-    condition: Written | None = None
-
-    def __repr__(self) -> str:
-        return _condition("not_matched", self.condition)
+    kind = "not_matched"
 
     def insert(self, values: Mapping[str, Written]) -> Then:
         """A row of these values, and NULL (or the column's default) elsewhere: target column -> SQL over `s`."""
-        return Then(kind="not_matched", action="insert", condition=self.condition, values=values)
+        return self._then("insert", values)
 
     def insert_all(self, *, except_: Sequence[str] = ()) -> Then:
         """A row of every stored column of the event, except these."""
-        return Then(kind="not_matched", action="insert", condition=self.condition, except_=_listed(except_))
+        return self._then("insert", except_=except_)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WhenNotMatchedBySource:
+class WhenNotMatchedBySource(_When):
     """For a row whose key no event of the batch has, if the condition (over `t` alone) holds."""
 
-    condition: Written | None = None
-
-    def __repr__(self) -> str:
-        return _condition("not_matched_by_source", self.condition)
+    kind = "not_matched_by_source"
 
     def update(self, values: Mapping[str, Written]) -> Then:
         """Columns of the row take these values: target column -> SQL text or Column over `t`."""
-        return Then(kind="not_matched_by_source", action="update", condition=self.condition, values=values)
+        return self._then("update", values)
 
     def delete(self) -> Then:
         """The row is deleted."""
-        return Then(kind="not_matched_by_source", action="delete", condition=self.condition)
+        return self._then("delete")
 
 
 def when_matched(condition: Written | None = None) -> WhenMatched:
@@ -204,11 +209,3 @@ def _text(written: object) -> str:
 
 def _is_written(value: object) -> bool:
     return isinstance(value, Column) or (isinstance(value, str) and bool(value.strip()))
-
-
-def _listed(names_: Sequence[str]) -> tuple[str, ...]:
-    return (names_,) if isinstance(names_, str) else tuple(names_)
-
-
-def _condition(kind: Kind, condition: Written | None) -> str:
-    return f"when_{kind}({'' if condition is None else _text(condition)})"

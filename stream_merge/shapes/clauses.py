@@ -67,24 +67,20 @@ class Not:
     condition: Condition
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class And:
+@dataclass(frozen=True, init=False)
+class _Several:
+    conditions: tuple[Condition, ...]
+
+    def __init__(self, *conditions: Condition) -> None:
+        object.__setattr__(self, "conditions", conditions)
+
+
+class And(_Several):
     """All conditions hold."""
 
-    conditions: tuple[Condition, ...]
 
-    def __init__(self, *conditions: Condition) -> None:
-        object.__setattr__(self, "conditions", conditions)
-
-
-@dataclass(frozen=True, slots=True, init=False)
-class Or:
+class Or(_Several):
     """At least one condition holds."""
-
-    conditions: tuple[Condition, ...]
-
-    def __init__(self, *conditions: Condition) -> None:
-        object.__setattr__(self, "conditions", conditions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -81,8 +81,7 @@ class Snapshot(Shape):
         if problems:
             raise ConfigError(problems)
         self.kept_beside = {plain_name(name): value for name, value in (self._missing or {}).items()}
-        self._flag = next(iter(self.kept_beside), None)
-        """Column that is NULL where a row is not flagged."""
+        self._flag = next(iter(self.kept_beside), None)  # NULL where a row is not flagged
 
     def _own_problems(self) -> Iterable[str]:
         share, least = self._max_delete_share, self.min_rows

@@ -121,14 +121,9 @@ def canonical(value: Column, dtype: DataType) -> Column:
     if has_order(dtype):
         return value
     if isinstance(dtype, MapType):
-        entries = F.transform(
-            F.map_entries(value),
-            lambda entry: F.struct(
-                canonical(entry["key"], dtype.keyType).alias("key"),
-                canonical(entry["value"], dtype.valueType).alias("value"),
-            ),
+        return F.array_sort(
+            _map_entries(value, lambda k: canonical(k, dtype.keyType), lambda v: canonical(v, dtype.valueType))
         )
-        return F.array_sort(entries)
     if isinstance(dtype, ArrayType):
         return F.transform(value, lambda item: canonical(item, dtype.elementType))
     if isinstance(dtype, StructType):
@@ -137,6 +132,12 @@ def canonical(value: Column, dtype: DataType) -> Column:
     if dtype.typeName() == "variant":
         return F.to_json(value)
     return value.cast("string")
+
+
+def _map_entries(value: Column, key: Callable[[Column], Column], item: Callable[[Column], Column]) -> Column:
+    return F.transform(
+        F.map_entries(value), lambda e: F.struct(key(e["key"]).alias("key"), item(e["value"]).alias("value"))
+    )
 
 
 def differs(one: Column, other: Column, dtype: DataType) -> Column:
@@ -170,12 +171,10 @@ def conform(value: Column, source: DataType, stored: DataType) -> Column:
     if isinstance(source, ArrayType) and isinstance(stored, ArrayType):
         return F.transform(value, lambda item: conform(item, source.elementType, stored.elementType))
     if isinstance(source, MapType) and isinstance(stored, MapType):
-        entries = F.transform(
-            F.map_entries(value),
-            lambda entry: F.struct(
-                conform(entry["key"], source.keyType, stored.keyType).alias("key"),
-                conform(entry["value"], source.valueType, stored.valueType).alias("value"),
-            ),
+        entries = _map_entries(
+            value,
+            lambda k: conform(k, source.keyType, stored.keyType),
+            lambda v: conform(v, source.valueType, stored.valueType),
         )
         return F.map_from_entries(entries)
     return value.cast(stored)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -177,10 +177,7 @@ class S3Access:
 
     def options(self) -> dict[str, str]:
         """Options for delta-rs; credentials that it finds by itself, in environment or machine, are left out."""
-        for name in _S3_ONLY_SPARK:
-            if self.setting(name):
-                msg = f"fs.s3a.{name} is set, which is not translated for delta-rs"
-                raise NotTranslatedError(msg)
+        _refuse_set("fs.s3a", _S3_ONLY_SPARK, self.setting)
         return {**self._credentials(), **self._endpoint()}
 
     def _credentials(self) -> dict[str, str]:
@@ -232,6 +229,13 @@ class S3Access:
         }
 
 
+def _refuse_set(prefix: str, names: Iterable[str], value: Callable[[str], str]) -> None:
+    for name in names:
+        if value(name):
+            msg = f"{prefix}.{name} is set, which is not translated for delta-rs"
+            raise NotTranslatedError(msg)
+
+
 def _is_address(host: str) -> bool:
     try:
         ip_address(host)
@@ -258,10 +262,7 @@ class AzureAccess:
         if not self.host.endswith(_AZURE_HOSTS):
             msg = f"{self.host} is not in Azure's public cloud, which is not translated for delta-rs"
             raise NotTranslatedError(msg)
-        for name in _AZURE_ONLY_SPARK:
-            if self.secret(name):
-                msg = f"fs.azure.{name} is set, which is not translated for delta-rs"
-                raise NotTranslatedError(msg)
+        _refuse_set("fs.azure", _AZURE_ONLY_SPARK, self.secret)
         return {**self._credentials(account), **self._endpoint(account)}
 
     def _credentials(self, account: str) -> dict[str, str]:

@@ -45,7 +45,6 @@ _NEWEST_PYTHON_OF_SPARK_3 = (3, 11)
 class Java:
     """A `java` command as it describes itself."""
 
-    command: str
     major: int
     """Feature release: 8, 11, 17 ..."""
     has_vector_module: bool
@@ -203,11 +202,11 @@ def describe_java(command: str) -> Java | None:
         base = re.search(r"^java\.base@(\d+)", modules, re.MULTILINE)
         if base is not None:
             has_vector = re.search(rf"^{re.escape(VECTOR_MODULE)}\b", modules, re.MULTILINE) is not None
-            return Java(command=command, major=int(base.group(1)), has_vector_module=has_vector)
+            return Java(major=int(base.group(1)), has_vector_module=has_vector)
     # Java 8 has no modules and calls itself 1.8.
     version = _output(command, "-version")
     old = re.search(r'version "(?:1\.)?(\d+)', version) if version is not None else None
-    return Java(command=command, major=int(old.group(1)), has_vector_module=False) if old is not None else None
+    return Java(major=int(old.group(1)), has_vector_module=False) if old is not None else None
 
 
 def refuse_forgetful_catalog(session: SparkSession, target: TableRef) -> None:
