@@ -154,16 +154,16 @@ def delta_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
     `small_batches`.
     """
     _run_workers_like_this_process(builder)
-    if _DELTA_JAR in (_option(builder, JARS) or ""):
+    if _DELTA_JAR in _options(builder).get(JARS, ""):
         return builder
-    configure_spark_with_delta_pip(builder, extra_packages=packages(_confs(builder)))
-    named = dict.fromkeys((_option(builder, PACKAGES) or "").split(","))  # the user's may name Delta's, too
+    configure_spark_with_delta_pip(builder, extra_packages=packages(_options(builder)))
+    named = dict.fromkeys(_options(builder).get(PACKAGES, "").split(","))  # the user's may name Delta's, too
     return builder.config(PACKAGES, ",".join(named))
 
 
 def kafka_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Have Spark download its Kafka connector, beside its other packages, unless it has one."""
-    confs = _confs(builder)
+    confs = _options(builder)
     if not has_kafka_connector(confs):
         builder.config(PACKAGES, ",".join([*packages(confs), kafka_coordinates()]))
     return builder
@@ -171,12 +171,12 @@ def kafka_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 def s3_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Have Spark download its file system for S3, beside its other packages."""
-    return builder.config(map=dict(s3_confs(_confs(builder))))
+    return builder.config(map=dict(s3_confs(_options(builder))))
 
 
 def azure_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Have Spark download its file system for Azure, beside its other packages."""
-    return builder.config(map=dict(azure_confs(_confs(builder))))
+    return builder.config(map=dict(azure_confs(_options(builder))))
 
 
 def local_session(
@@ -216,9 +216,9 @@ def local_session(
 
 def _with_collector(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Name the collector, unless it is named: a JVM with two does not start."""
-    own = _option(builder, _JAVA_OPTIONS) or ""
+    own = _options(builder).get(_JAVA_OPTIONS, "")
     defaults = spark_defaults()
-    named = [own, _option(builder, _DEFAULT_JAVA_OPTIONS) or ""]
+    named = [own, _options(builder).get(_DEFAULT_JAVA_OPTIONS, "")]
     named += [defaults.get(conf, "") for conf in (_JAVA_OPTIONS, _DEFAULT_JAVA_OPTIONS)]
     named += [os.environ.get(name, "") for name in _JAVA_OPTIONS_OF_ENVIRONMENT]
     if not any(_NAMES_COLLECTOR.search(options) for options in named):
@@ -245,10 +245,10 @@ def submitted_session(confs: Mapping[str, str] | None = None) -> SparkSession:
     SparkContext._ensure_initialized()  # from here on SparkConf has what spark-submit was given
     builder = small_batches(SparkSession.builder.config(conf=SparkConf()).config(map=dict(confs or {})))
     jvm: Any = SparkContext._jvm
-    if UTC_OPTION in (_option(builder, _JAVA_OPTIONS) or "").split():  # which a running JVM does not read
+    if UTC_OPTION in _options(builder).get(_JAVA_OPTIONS, "").split():  # which a running JVM does not read
         jvm.java.lang.System.setProperty("user.timezone", "UTC")
         jvm.java.util.TimeZone.setDefault(jvm.java.util.TimeZone.getTimeZone("UTC"))
-    builder.config(map=dict(log_store_of_jvm(jvm, _confs(builder))))
+    builder.config(map=dict(log_store_of_jvm(jvm, _options(builder))))
     session = builder.getOrCreate()
     preflight.check_session(session)
     return session
@@ -268,7 +268,7 @@ def _start_quietly(builder: SparkSession.Builder) -> SparkSession:
         except PySparkRuntimeError as err:  # JAVA_GATEWAY_EXITED
             raise preflight.failed_start(stderr.text_to_the_end(), conf.get(PACKAGES) or "") from err
         SparkContext._ensure_initialized(gateway=gateway, conf=conf)
-        if _option(builder, JARS):  # with the downloads, which the builder's value would replace (PySpark 4.2)
+        if _options(builder).get(JARS):  # with the downloads, which the builder's value would replace (PySpark 4.2)
             builder.config(JARS, SparkConf().get(JARS))
         session = builder.getOrCreate()
     tell(_log.debug, "spark_started", app_name=session.sparkContext.appName, jvm_stderr=stderr.text())
@@ -344,30 +344,21 @@ def _run_workers_like_this_process(builder: SparkSession.Builder) -> None:
     PySpark (4.2) started by plain `python` reads only the environment, not `spark.pyspark.python`.
     """
     if is_submitted() or "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
-        master = _option(builder, _MASTER) or ""
+        master = _options(builder).get(_MASTER, "")
     else:
         master = _present(builder, _MASTER) or os.environ.get("MASTER") or "local[*]"
     if master.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", _present(builder, "spark.pyspark.python") or sys.executable)
 
 
-def _options(builder: SparkSession.Builder) -> dict[str, Any]:
+def _options(builder: SparkSession.Builder) -> dict[str, str]:
     """The builder's options; PySpark 4.2 has no public way to read them."""
-    return builder._options
-
-
-def _confs(builder: SparkSession.Builder) -> dict[str, str]:
-    return {conf: str(value) for conf, value in _options(builder).items()}
-
-
-def _option(builder: SparkSession.Builder, conf: str) -> str | None:
-    value = _options(builder).get(conf)
-    return None if value is None else str(value)
+    return {conf: str(value) for conf, value in builder._options.items() if value is not None}
 
 
 def _present(builder: SparkSession.Builder, conf: str) -> str | None:
     """The value on the builder, else in the session that it would return, else for all sessions."""
-    own = _option(builder, conf)
+    own = _options(builder).get(conf)
     if own is not None:
         return own
     running = SparkSession._instantiatedSession

@@ -280,80 +280,85 @@ def _problems(spec: MergeSpec) -> list[str]:
         *_selection_problems(spec),
         *(() if spec.shape is None else spec.shape.problems(spec)),
         *_value_problems(spec),
+        *_type_problems(spec),
+        *_location_problems(spec),
         *_filter_problems(spec),
         *_list_problems("partition_by", spec.partition_by, may_be_empty=True),
         *_list_problems("cluster_by", spec.cluster_by, may_be_empty=True),
     ]
 
 
-def _column_problems(spec: MergeSpec) -> list[str]:
-    problems = _list_problems("keys", spec.keys, may_be_empty=False)
+def _column_problems(spec: MergeSpec) -> Iterable[str]:
+    yield from _list_problems("keys", spec.keys, may_be_empty=False)
     if not isinstance(spec.sequence_by, Column):
-        problems.extend(_list_problems("sequence_by", spec.sequence_by, may_be_empty=spec.shape is not None))
-        problems.extend(
-            f"[CONFLICTING_SETTINGS] sequence_by={name!r} is also a key; a key cannot order its own versions"
-            for name in spec.sequence_by
-            if name in spec.keys
-        )
+        yield from _list_problems("sequence_by", spec.sequence_by, may_be_empty=spec.shape is not None)
+        for name in (name for name in spec.sequence_by if name in spec.keys):
+            yield f"[CONFLICTING_SETTINGS] sequence_by={name!r} is also a key; a key cannot order its own versions"
     if isinstance(spec.apply_as_deletes, str) and not spec.apply_as_deletes.strip():
-        problems.append("[INVALID_SETTING] apply_as_deletes is an empty string; use None when there are no deletes")
-    return problems
+        yield "[INVALID_SETTING] apply_as_deletes is an empty string; use None when there are no deletes"
 
 
-def _selection_problems(spec: MergeSpec) -> list[str]:
-    problems: list[str] = []
+def _selection_problems(spec: MergeSpec) -> Iterable[str]:
     if spec.column_list is not None and spec.except_column_list is not None:
-        problems.append("[CONFLICTING_SETTINGS] column_list and except_column_list are both given; keep one of them")
+        yield "[CONFLICTING_SETTINGS] column_list and except_column_list are both given; keep one of them"
     if spec.column_list is not None:
-        problems.extend(_list_problems("column_list", spec.column_list, may_be_empty=False))
-        # Whether case matters is a setting of the session; here only what no session could match is refused.
+        yield from _list_problems("column_list", spec.column_list, may_be_empty=False)
+        # The session decides whether case matters; here only what no session could match is refused.
         listed = {name.lower() for name in spec.column_list if isinstance(name, str)}
         missing = [key for key in spec.keys if isinstance(key, str) and key.lower() not in listed]
         if missing:
-            problems.append(f"[CONFLICTING_SETTINGS] column_list lacks key(s) {missing!r}; add them")
+            yield f"[CONFLICTING_SETTINGS] column_list lacks key(s) {missing!r}; add them"
     if spec.except_column_list is not None:
-        problems.extend(_list_problems("except_column_list", spec.except_column_list, may_be_empty=True))
+        yield from _list_problems("except_column_list", spec.except_column_list, may_be_empty=True)
         dropped = [key for key in spec.keys if key in spec.except_column_list]
         if dropped:
-            problems.append(f"[CONFLICTING_SETTINGS] except_column_list names key(s) {dropped!r}; remove them from it")
-    return problems
+            yield f"[CONFLICTING_SETTINGS] except_column_list names key(s) {dropped!r}; remove them from it"
 
 
-def _value_problems(spec: MergeSpec) -> list[str]:
-    problems: list[str] = []
+_CHOICES = {
+    "on_invalid": ("must be one of 'quarantine', 'fail'", ("quarantine", "fail")),
+    "engine": ("must be one of 'auto', 'spark', 'driver'", ("auto", "spark", "driver")),
+    "schema_evolution": ("must be False, True or 'widen'", (False, True, "widen")),
+}
+
+
+def _value_problems(spec: MergeSpec) -> Iterable[str]:
     if not isinstance(spec.target, str) or not spec.target.strip():
-        problems.append("[MISSING_SETTING] target is empty; set a catalog name, a path or a URI")
-    choices: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-        ("on_invalid", spec.on_invalid, ("quarantine", "fail")),
-        ("engine", spec.engine, ("auto", "spark", "driver")),
-    )
-    for setting, value, allowed in choices:
-        if value not in allowed:
-            problems.append(f"[INVALID_SETTING] {setting}={value!r} must be one of {', '.join(map(repr, allowed))}")
-    if spec.schema_evolution not in (False, True, "widen"):
-        problems.append(f"[INVALID_SETTING] schema_evolution={spec.schema_evolution!r} must be False, True or 'widen'")
+        yield "[MISSING_SETTING] target is empty; set a catalog name, a path or a URI"
+    for setting, (what, allowed) in _CHOICES.items():
+        if getattr(spec, setting) not in allowed:
+            yield f"[INVALID_SETTING] {setting}={getattr(spec, setting)!r} {what}"
     seconds: object = spec.tombstone_retention_seconds
     if seconds is not None and not _is_positive(seconds, below=_MOST_SECONDS):
-        problems.append(
+        yield (
             f"[INVALID_SETTING] retention_seconds={seconds!r} must be a positive number up to"
             f" {_MOST_SECONDS:,}, or None to keep deletes forever"
         )
     memory: object = spec.driver_memory_bytes
     if memory is not None and not _is_positive(memory):
-        problems.append(f"[INVALID_SETTING] memory_bytes={memory!r} must be a positive number of bytes")
+        yield f"[INVALID_SETTING] memory_bytes={memory!r} must be a positive number of bytes"
     if spec.partition_by and spec.cluster_by:
-        problems.append("[CONFLICTING_SETTINGS] partition_by and cluster_by are both given; Delta allows one of them")
-    texts: tuple[tuple[str, object], ...] = (
-        ("app_id", spec.app_id),
-        ("name", spec.name),
-        ("quarantine_target", spec.quarantine_target),
-    )
-    problems.extend(
-        f"[INVALID_SETTING] {setting}={text!r} must be a non-empty string, or None"
-        for setting, text in texts
-        if text is not None and not (isinstance(text, str) and text.strip())
-    )
-    return [*problems, *_type_problems(spec), *_location_problems(spec)]
+        yield "[CONFLICTING_SETTINGS] partition_by and cluster_by are both given; Delta allows one of them"
+    for setting in ("app_id", "name", "quarantine_target"):
+        text: object = getattr(spec, setting)
+        if text is not None and not (isinstance(text, str) and text.strip()):
+            yield f"[INVALID_SETTING] {setting}={text!r} must be a non-empty string, or None"
+    yield from _text_problems("properties", spec.table_properties)
+    if spec.storage_options is not None:
+        yield from _text_problems("storage_options", spec.storage_options)
+
+
+def _type_problems(spec: MergeSpec) -> Iterable[str]:
+    for setting in ("tombstones", "create_target", "change_data_feed", "single_writer"):
+        if not isinstance(getattr(spec, setting), bool):
+            yield f"[INVALID_SETTING] {setting}={getattr(spec, setting)!r} must be True or False"
+    deletes: object = spec.apply_as_deletes
+    if not isinstance(deletes, str | Column | None):
+        yield f"[INVALID_SETTING] apply_as_deletes={deletes!r} must be SQL text or a Column"
+    for setting, kind in (("retry", RetryPolicy), ("maintenance", Maintenance)):
+        value: object = getattr(spec, setting)
+        if not isinstance(value, kind) and (value is not None or setting == "retry"):
+            yield f"[INVALID_SETTING] {setting}={value!r} must be a {kind.__name__}, or None"
 
 
 _MOST_SECONDS = 10**11
@@ -364,26 +369,7 @@ def _is_positive(value: object, *, below: float = 1e18) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return False
     number: Any = value
-    if isinstance(value, Decimal) and value.is_nan():
-        return False
-    return bool(0 < number < below)
-
-
-def _type_problems(spec: MergeSpec) -> Iterable[str]:
-    for setting in ("tombstones", "create_target", "change_data_feed", "single_writer"):
-        value: object = getattr(spec, setting)
-        if not isinstance(value, bool):
-            yield f"[INVALID_SETTING] {setting}={value!r} must be True or False"
-    deletes: object = spec.apply_as_deletes
-    if not isinstance(deletes, str | Column | None):
-        yield f"[INVALID_SETTING] apply_as_deletes={deletes!r} must be SQL text or a Column"
-    for setting, kind in (("retry", RetryPolicy), ("maintenance", Maintenance)):
-        value = getattr(spec, setting)
-        if not isinstance(value, kind) and (value is not None or setting == "retry"):
-            yield f"[INVALID_SETTING] {setting}={value!r} must be a {kind.__name__}, or None"
-    yield from _text_problems("properties", spec.table_properties)
-    if spec.storage_options is not None:
-        yield from _text_problems("storage_options", spec.storage_options)
+    return not (isinstance(value, Decimal) and value.is_nan()) and bool(0 < number < below)
 
 
 def _text_problems(setting: str, given: object) -> Iterable[str]:
@@ -449,18 +435,17 @@ def _filter_problems(spec: MergeSpec) -> Iterable[str]:
         )
 
 
-def _list_problems(setting: str, values: tuple[str, ...], *, may_be_empty: bool) -> list[str]:
-    if not values:
-        return [] if may_be_empty else [f"[MISSING_SETTING] {setting} is empty; name at least one column"]
+def _list_problems(setting: str, values: tuple[str, ...], *, may_be_empty: bool) -> Iterable[str]:
+    if not values and not may_be_empty:
+        yield f"[MISSING_SETTING] {setting} is empty; name at least one column"
     wrong = [value for value in values if not isinstance(value, str) or not value]
     if wrong:
-        return [f"[INVALID_SETTING] {setting} holds {wrong!r}; every entry must be a column name"]
-    problems: list[str] = []
+        yield f"[INVALID_SETTING] {setting} holds {wrong!r}; every entry must be a column name"
+        return
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
-        problems.append(f"[INVALID_SETTING] {setting} names {twice!r} more than once; name each column once")
+        yield f"[INVALID_SETTING] {setting} names {twice!r} more than once; name each column once"
     reserved = sorted(value for value in values if names.is_reserved(value))
     if reserved:
         prefix = names.RESERVED_PREFIX
-        problems.append(f"[RESERVED_COLUMN_NAME] {setting} names {reserved!r}; the prefix {prefix!r} is reserved")
-    return problems
+        yield f"[RESERVED_COLUMN_NAME] {setting} names {reserved!r}; the prefix {prefix!r} is reserved"

@@ -9,50 +9,12 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import ForeachBatchFunction
 
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.spark.jvm import each, java_class
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamingQueryInfo:
-    """The streaming query that a batch belongs to."""
-
-    id: str
-    """Lives in the checkpoint: the same after a restart, new with a new checkpoint."""
-    name: str | None
-    batch_id: int | None
-    """Id of the running batch, where this thread knows it."""
-    checkpoint: str | None
-    """Folder of its checkpoint, as Hadoop writes paths; None where the query is gone."""
-    run_id: str | None = None
-    """New with each start; None where the query is gone."""
-
-
-def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
-    """The running query that delivers this batch, or None outside a streaming query.
-
-    The batch's session is the clone that the query made for itself, whichever thread the sink is called on; the
-    thread-local `sql.streaming.queryId` covers frames of other sessions.
-    """
-    session = batch_df.sparkSession
-    context = session.sparkContext
-    running = session._jsparkSession.sharedState().activeStreamingQueries()
-    # By index: Py4J ends a loop over a Java collection with an exception, whose conversion takes 45 ms.
-    ids = running.keySet().toArray()
-    for i in range(len(ids)):
-        query = running.get(ids[i])
-        if query is not None and query.sparkSessionForStream().equals(session._jsparkSession):
-            return _described(query, query.id().toString(), context)
-    query_id = context.getLocalProperty("sql.streaming.queryId")
-    if query_id is None:
-        return None
-    return _described(running.get(java_class(session, "java.util.UUID").fromString(query_id)), query_id, context)
-
 
 DIRECT = "direct"
 """Label of calls outside a streaming query."""
@@ -67,12 +29,11 @@ class Caller:
     identity: str | None
     """What batch ids belong to; None writes no transaction id."""
     checkpoint: str | None = None
-    """Folder of the streaming query's checkpoint; None outside of one, as the following."""
-    query_id: str | None = None
+    """Folder of the streaming query's checkpoint, as Hadoop writes paths; None outside of one, and where it is gone."""
     batch_id: int | None = None
-    """Id of the batch that the query runs."""
+    """Id of the query's running batch, where this thread knows it."""
     run_id: str | None = None
-    """New with each start of the query."""
+    """New with each start of the query; None outside of one, and where it is gone."""
 
     def app_id(self, role: names.Role, *, about: str | None = None) -> str | None:
         """Application id of one commit, or None."""
@@ -88,18 +49,38 @@ def caller(batch_df: DataFrame, spec: MergeSpec, label: str = DIRECT) -> Caller:
 
 def caller_named(batch_df: DataFrame, *, app_id: str | None, name: str | None, label: str = DIRECT) -> Caller:
     """The caller for anything that writes under that `app_id` and `name`."""
-    query = streaming_query(batch_df)
-    if query is None:
-        return Caller(query=label, identity=names.identity(query_id=None, app_id=app_id, name=name))
-    identity = names.identity(query_id=query.id, app_id=app_id, name=name)
+    query, query_id = _streaming_query(batch_df)
+    identity = names.identity(query_id=query_id, app_id=app_id, name=name)
+    if query_id is None:
+        return Caller(query=label, identity=identity)
+    batch_id = batch_df.sparkSession.sparkContext.getLocalProperty("streaming.sql.batchId")  # MicroBatchExecution
     return Caller(
-        query=query.name or query.id,
+        query=query_id if query is None else query.name() or query_id,
         identity=identity,
-        checkpoint=query.checkpoint,
-        query_id=query.id,
-        batch_id=query.batch_id,
-        run_id=query.run_id,
+        checkpoint=None if query is None else str(query.resolvedCheckpointRoot()),
+        batch_id=None if batch_id is None else int(batch_id),
+        run_id=None if query is None else str(query.runId().toString()),
     )
+
+
+def _streaming_query(batch_df: DataFrame) -> tuple[Any, str | None]:
+    """The running query that delivers this batch, None where it is gone, and its id; no id outside of one.
+
+    The batch's session is the clone that the query made for itself, whichever thread the sink is called on; the
+    thread-local `sql.streaming.queryId` covers frames of other sessions.
+    """
+    session = batch_df.sparkSession
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    # By index: Py4J ends a loop over a Java collection with an exception, whose conversion takes 45 ms.
+    ids = running.keySet().toArray()
+    for i in range(len(ids)):
+        query = running.get(ids[i])
+        if query is not None and query.sparkSessionForStream().equals(session._jsparkSession):
+            return query, str(query.id().toString())
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        return None, None
+    return running.get(java_class(session, "java.util.UUID").fromString(query_id)), query_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +116,6 @@ def look_at_queries(session: SparkSession) -> list[Look]:
         )
         looks.append(look)
     return looks
-
-
-def _described(query: Any, query_id: str, context: SparkContext) -> StreamingQueryInfo:
-    batch_id = context.getLocalProperty("streaming.sql.batchId")  # MicroBatchExecution.BATCH_ID_KEY
-    return StreamingQueryInfo(
-        id=query_id,
-        name=None if query is None else query.name(),
-        batch_id=None if batch_id is None else int(batch_id),
-        checkpoint=None if query is None else str(query.resolvedCheckpointRoot()),
-        run_id=None if query is None else str(query.runId().toString()),
-    )
 
 
 def is_called_by_query() -> bool:

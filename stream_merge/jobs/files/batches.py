@@ -27,7 +27,7 @@ from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.spark.hadoop_files import State, exactly, qualified_path, state, states_below
-from stream_merge.spark.streaming import planned_files, streaming_query
+from stream_merge.spark.streaming import caller_named, planned_files
 
 _SHOWN = 5
 MARKER = "_SUCCESS"
@@ -85,8 +85,7 @@ class PlannedRead:
 
     def _expect_whole(self, batch_df: DataFrame, batch_id: int, read: Sequence[str]) -> None:
         session = batch_df.sparkSession
-        query = streaming_query(batch_df)
-        place = None if query is None else query.checkpoint
+        place = caller_named(batch_df, app_id=None, name=None).checkpoint
         checkpoint = None if place is None else Checkpoint.in_session(session, place)
         planned = [] if checkpoint is None else checkpoint.files(batch_id)
         if not planned:
