@@ -104,13 +104,7 @@ def or_empty(texts: Column) -> Column:
 
 def has_order(dtype: DataType) -> bool:
     """Whether Spark can compare two values with `<` (maps and variants have neither order nor equality)."""
-    if dtype.typeName() in _WITHOUT_ORDER:
-        return False
-    if isinstance(dtype, ArrayType):
-        return has_order(dtype.elementType)
-    if isinstance(dtype, StructType):
-        return all(has_order(field.dataType) for field in dtype.fields)
-    return True
+    return dtype.typeName() not in _WITHOUT_ORDER and all(has_order(inner) for _, inner in _parts("", dtype))
 
 
 def canonical(value: Column, dtype: DataType) -> Column:
