@@ -9,8 +9,7 @@ from typing import get_args
 from unittest import mock
 
 from stream_merge import MergeResult, MergeSink
-from stream_merge.engines.base import Way
-from stream_merge.engines.costs import CostModel, Work
+from stream_merge.engines.costs import CostModel, Way, Work
 from stream_merge.tables import spark_table
 
 AS_SHIPPED = "auto"

@@ -1,10 +1,10 @@
-"""What the sink asks of an engine, and what it gets back."""
+"""What engines get, and what they give back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
@@ -14,14 +14,10 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
-from stream_merge.tables.files.eligibility import Ineligible
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.side.judging import Hits
 from stream_merge.tables.side.tombstones import Tombstones
 from stream_merge.tables.table import Tables
-
-Way = Literal["mark", "rewrite", "spark"]
-"""What a merge's time is estimated by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,44 +131,9 @@ class Execution:
     in_driver: bool
     """Whether the merger works in the driver."""
     only_spark: bool
-    """Whether nothing of it is left to delta-rs."""
+    """Whether nothing of it is left to the driver."""
     tidy: Callable[[], Tidied] | None = None
     """Sees to the files that merges in this way leave, after the batch, and raises nothing; None where they leave none.
     """
     release: Callable[[], None] = lambda: None
     """Gives back what the execution was promised; harmless when repeated."""
-
-
-class Engine(Protocol):
-    """A way to execute merges. Stands in the tuple `engines.ENGINES`."""
-
-    name: str
-    """As results and metrics have it."""
-    in_driver: bool
-    """Whether it works in the driver; one that does not takes any job."""
-
-    def way(self, job: MergeJob) -> Way:
-        """What the time of a merge is estimated by."""
-        ...
-
-    def reads(self, spec: MergeSpec, tables: Tables, found: TableSnapshot) -> bool:
-        """Whether it may merge into a target, by what the target's log says."""
-        ...
-
-    def takes(self, layout: Layout) -> bool:
-        """Whether it merges events in that layout."""
-        ...
-
-    def obstacle(self, job: MergeJob) -> Ineligible | None:
-        """Why it cannot have the job, told without a look at the target's files."""
-        ...
-
-    def start(self, job: MergeJob, why: str, refusal: Refusal | None) -> Execution | Ineligible:
-        """Bring the events to where it works; or why that cannot be after all, and then nothing is held any more.
-
-        Args:
-            job: for which there was no obstacle.
-            why: it was chosen, in one sentence.
-            refusal: as `Choice.refusal`.
-        """
-        ...

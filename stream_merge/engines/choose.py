@@ -1,22 +1,20 @@
-"""Which engine merges a batch, and why; and which one takes it over when that one fails."""
+"""Which engine merges a batch, and why; Spark, where the driver cannot or has failed."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.engines import ENGINES
-from stream_merge.engines.base import Choice, Engine, Execution, MergeJob
+from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.costs import DRIVER_BYTES, DRIVER_EVENTS, CostModel, Work
+from stream_merge.engines.driver import engine as driver
 from stream_merge.engines.driver.merger import NoLongerEligibleError
 from stream_merge.engines.memory import reservations
+from stream_merge.engines.spark import engine as spark
 from stream_merge.errors import ConfigError
 from stream_merge.model.logs import tell
-from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch
@@ -33,88 +31,66 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ranking:
-    """The engines that a job is offered to, in this order."""
+class Preference:
+    """Which engine a job goes to, as far as logs and estimates tell."""
 
-    engines: tuple[Engine, ...]
+    in_driver: bool
     estimate: str
-    """What is known of the job, in words."""
-    refused: Ineligible | None
-    """Why one is not among them that would come before Spark, or why none in the driver is; None where all is by the
-    estimate."""
+    """Events, bytes and expected seconds, in words."""
+    obstacle: Ineligible | None = None
+    """Why the driver cannot merge it; None if it can, or Spark was asked for."""
 
 
-def rank(job: MergeJob) -> Ranking:
-    """Put the engines into order by what they are expected to take."""
-    wanted = job.spec.engine
-    if wanted == "spark":
-        return Ranking(engines=tuple(one for one in ENGINES if not one.in_driver), estimate="asked for", refused=None)
-    seconds = {one.name: job.costs.seconds(one.way(job), job.work) for one in ENGINES}
-    asked = sorted((one for one in ENGINES if wanted == "auto" or one.in_driver), key=lambda one: seconds[one.name])
-    obstacles = {one.name: one.obstacle(job) for one in asked}
-    expected = ", ".join(f"{name} about {taken:.2f} s" for name, taken in seconds.items())
-    work = f"{job.work.events:,} events, {job.work.bytes / 1e6:,.1f} MB in files that may hold their keys"
-    return Ranking(
-        engines=tuple(one for one in asked if obstacles[one.name] is None),
-        estimate=f"{'' if wanted == 'auto' else 'asked for; '}{work}: {expected}",
-        refused=_refused(asked, obstacles),
+def prefer(job: MergeJob) -> Preference:
+    """The cheaper engine of those that may merge the job."""
+    if job.spec.engine == "spark":
+        return Preference(in_driver=False, estimate="asked for")
+    by_driver, by_spark = (job.costs.seconds(way, job.work) for way in (driver.mode(job), "spark"))
+    asked = "" if job.spec.engine == "auto" else "asked for; "
+    estimate = (
+        f"{asked}{job.work.events:,} events, {job.work.bytes / 1e6:,.1f} MB in files that may hold their keys: driver"
+        f" about {by_driver:.2f} s, spark about {by_spark:.2f} s"
     )
+    obstacle = driver.obstacle(job)
+    is_cheaper = bool(asked) or by_driver <= by_spark
+    return Preference(in_driver=obstacle is None and is_cheaper, estimate=estimate, obstacle=obstacle)
 
 
-def _refused(asked: Sequence[Engine], obstacles: Mapping[str, Ineligible | None]) -> Ineligible | None:
-    """What keeps the job from an engine that it would go to: not of one that costs more than Spark beside others."""
-    is_one_left = any(one.in_driver and obstacles[one.name] is None for one in asked)
-    wanted = takewhile(lambda one: one.in_driver, asked) if is_one_left else asked
-    return next((found for one in wanted if (found := obstacles[one.name]) is not None), None)
-
-
-def start(job: MergeJob, ranking: Ranking) -> Execution:
-    """The first engine that can have the job, at work on it.
+def start(job: MergeJob, preference: Preference) -> Execution:
+    """The engine at work on the job: Spark where the driver turns out not to be able to merge it.
 
     Raises:
-        ConfigError: engine="driver", and none can that works in the driver.
+        ConfigError: engine="driver", and it cannot.
     """
-    refused = ranking.refused
-    for engine in ranking.engines:
-        why, refusal = ranking.estimate, None
-        if not engine.in_driver:
-            why, refusal = _why_not_in_the_driver(ranking, refused)
-        found = engine.start(job, why, refusal)
-        if isinstance(found, Execution):
-            return found
-        refused = found
-    detail = "there is no such engine" if refused is None else refused.detail
-    msg = (
-        f"[DRIVER_NOT_POSSIBLE] engine={job.spec.engine!r} cannot merge this batch: {detail}; use engine='auto' or"
-        " 'spark'"
-    )
-    raise ConfigError(msg, target=job.spec.target)
-
-
-def _why_not_in_the_driver(ranking: Ranking, refused: Ineligible | None) -> tuple[str, Refusal | None]:
+    refused = preference.obstacle
+    if preference.in_driver:
+        started = driver.start(job, preference.estimate)
+        if isinstance(started, Execution):
+            return started
+        refused = started
+    if job.spec.engine == "driver" and refused is not None:
+        msg = f"[DRIVER_NOT_POSSIBLE] engine='driver' cannot merge this batch: {refused.detail}; use 'auto' or 'spark'"
+        raise ConfigError(msg, target=job.spec.target)
     if refused is not None:
-        return refused.detail, refused.reason
-    return ranking.estimate, "cost" if any(one.in_driver for one in ranking.engines) else None
+        return spark.start(job, refused.detail, refused.reason)
+    return spark.start(job, preference.estimate, None if job.spec.engine == "spark" else "cost")
 
 
-def take_over(job: MergeJob, failed: Execution, error: Exception) -> Execution | None:
-    """Leave everything to Spark after an engine failed and left nothing behind; None where that is no way out."""
-    last = next((one for one in ENGINES if not one.in_driver), None)
-    if failed.only_spark or last is None or job.spec.engine == "driver":
+def fall_back(job: MergeJob, failed: Execution, error: Exception) -> Execution | None:
+    """Spark instead of a driver that failed and committed nothing; None where that is no way out."""
+    if failed.only_spark or job.spec.engine == "driver":
         return None
     if environment.said(error) is not None:  # on the same disk, Spark would fail as well
         return None
     tell(log.warning, "driver_failed", target=job.spec.label, error=reason(error))
     failed.release()
-    alone = replace(job, log=None)  # by delta-rs
+    alone = replace(job, log=None)
     if isinstance(error, NoLongerEligibleError):
-        found = last.start(alone, error.refused.detail, error.refused.reason)
-    elif failed.choice.engine == last.name:
+        return spark.start(alone, error.refused.detail, error.refused.reason)
+    if not failed.in_driver:
         why = f"{failed.choice.why}; the driver failed on the tombstones ({reason(error)})"
-        found = last.start(alone, why, failed.choice.refusal)
-    else:
-        found = last.start(alone, f"the driver failed ({reason(error)}), nothing was committed", "failed")
-    return found if isinstance(found, Execution) else None
+        return spark.start(alone, why, failed.choice.refusal)
+    return spark.start(alone, f"the driver failed ({reason(error)}), nothing was committed", "failed")
 
 
 def without_work(engine: str) -> Choice:
@@ -214,12 +190,7 @@ def is_for_driver(
     layout: Layout | None = None,
 ) -> bool:
     """Whether an engine in the driver may merge into the target: batches in this layout, or any."""
-    if spec.engine == "spark" or target is None:
-        return False
-    return any(
-        engine.in_driver and (layout is None or engine.takes(layout)) and engine.reads(spec, tables, target)
-        for engine in ENGINES
-    )
+    return spec.engine != "spark" and target is not None and driver.may_merge(spec, tables, target, layout)
 
 
 def wants_events_at_hand(spec: MergeSpec, tables: Tables, *, need: int) -> bool:

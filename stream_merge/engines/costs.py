@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
-Way = str
-"""`base.Way`."""
+Way = Literal["mark", "rewrite", "spark"]
+"""What a merge's time is estimated by: the driver's mode, or Spark."""
 
 DRIVER_EVENTS = 100_000
 DRIVER_BYTES = 16 << 20

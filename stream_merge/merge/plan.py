@@ -61,9 +61,9 @@ def choose_plan(call: BatchCall, ready: Ready) -> Plan:
             now_micros=call.now_micros,
             inside_at=ready.inside_at,
         )
-        ranking = choose.rank(job)
+        preference = choose.prefer(job)
     with call.clock.phase("prepare"):
-        return _started(call, job, choose.start(job, ranking), ready.source)
+        return _started(call, job, choose.start(job, preference), ready.source)
 
 
 def _started(call: BatchCall, job: MergeJob, execution: Execution, source: DataFrame) -> Plan:
@@ -112,12 +112,12 @@ def replan(call: BatchCall, plan: Plan, *, is_retry: bool) -> Plan:
     tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=found.version)
     plan.execution.release()
     job = replace(job, layout=job.layout.onto(layout), target=found)
-    return _started(call, job, choose.start(job, choose.rank(job)), plan.source)
+    return _started(call, job, choose.start(job, choose.prefer(job)), plan.source)
 
 
 def on_spark(call: BatchCall, plan: Plan, error: Exception) -> Plan | None:
     """The same batch left to Spark after the driver failed and committed nothing; None where that is no way out."""
-    other = choose.take_over(plan.job, plan.execution, error)
+    other = choose.fall_back(plan.job, plan.execution, error)
     return None if other is None else _started(call, plan.job, other, plan.source)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,8 @@ def orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
     """Python values that compare as in Spark's ascending order and are equal where Spark's `<=>` says so.
 
     NULL is less than anything; NaN is greater than any number and equals itself; 0.0 equals -0.0; text compares by its
-    bytes; structs and arrays compare item by item, a shorter array first.
+    bytes; structs and arrays compare item by item, a shorter array first; maps as their entries in the order of the
+    keys (`columns.canonical`).
     """
     if isinstance(values, pa.ChunkedArray):
         return [item for chunk in values.chunks for item in orderable(chunk)]
@@ -30,6 +31,8 @@ def orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
         rows: list[Any] = list(zip(*parts, strict=True)) if parts else [()] * len(values)
     elif pa.types.is_list(dtype):
         rows = _lists(values)
+    elif pa.types.is_map(dtype):
+        rows = _maps(values)
     elif pa.types.is_timestamp(dtype):
         rows = values.cast(pa.int64()).to_pylist()
     elif pa.types.is_date(dtype):
@@ -63,6 +66,12 @@ def arrays(values: pa.ChunkedArray | pa.StructArray) -> Iterator[pa.Array]:
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
     for part in values.flatten():
         yield from arrays(part) if pa.types.is_struct(part.type) else [part]
+
+
+def _maps(values: pa.MapArray) -> list[tuple[Any, ...]]:
+    entries = list(zip(orderable(values.keys), orderable(values.items), strict=True))
+    ends = values.offsets.to_pylist()
+    return [tuple(sorted(entries[start:end])) for start, end in pairwise(ends)]
 
 
 def _float(value: float) -> tuple[int, float]:

@@ -1,7 +1,8 @@
-"""Which engine has a job: by what each of them says, whatever engines there are. Needs no Spark: the job is not run."""
+"""Which engine has a job. Needs no Spark: the job is not run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,146 +10,96 @@ import pytest
 
 from stream_merge import ConfigError
 from stream_merge.engines import choose
-from stream_merge.engines.base import Choice, Execution, MergeJob, Way
+from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.costs import SHAPES, CostModel, Work
+from stream_merge.engines.driver import engine as driver
+from stream_merge.engines.spark import engine as spark
 from stream_merge.model.results import Refusal
 from stream_merge.tables.files.eligibility import Ineligible
 
-
-class Given:
-    """An engine that says what it was told to say."""
-
-    def __init__(self, name: str, *, in_driver: bool, obstacle: str | None = None, gives_up: str | None = None) -> None:
-        self.name = name
-        self.in_driver = in_driver
-        self._obstacle = obstacle
-        self._gives_up = gives_up
-
-    def way(self, job: MergeJob) -> Way:
-        return "rewrite" if self.in_driver else "spark"
-
-    def obstacle(self, job: MergeJob) -> Ineligible | None:
-        return None if self._obstacle is None else Ineligible(reason="column", detail=self._obstacle)
-
-    def start(self, job: MergeJob, why: str, refusal: Refusal | None) -> Execution | Ineligible:
-        if self._gives_up is not None:
-            return Ineligible(reason="memory", detail=self._gives_up)
-        return Execution(
-            choice=Choice(engine=self.name, why=why, refusal=refusal),
-            merger=cast(Any, None),
-            tombstones=None,
-            in_driver=self.in_driver,
-            only_spark=not self.in_driver,
-        )
-
-
-SPARK = Given("spark", in_driver=False)
 WORK = Work(events=10, bytes=1_000_000, cores=2)
 
 
-class Costs(CostModel):
-    """Engines that take what they are said to take."""
-
-    def __init__(self, **seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    def seconds(self, engine: str, work: Work) -> float:
-        return self._seconds[engine]
-
-
-def started(
-    monkeypatch: pytest.MonkeyPatch,
-    *engines: Given,
-    asked: str = "auto",
-    work: Work = WORK,
-    costs: CostModel | None = None,
-) -> Execution:
-    monkeypatch.setattr(choose, "ENGINES", engines)
-    spec = SimpleNamespace(engine=asked, target="shop.orders", label="orders")
-    job = cast(MergeJob, SimpleNamespace(spec=spec, work=work, costs=costs or CostModel()))
-    return choose.start(job, choose.rank(job))
+def execution(engine: str, why: str, refusal: Refusal | None = None, **more: Any) -> Execution:
+    in_driver = engine == "driver"
+    return Execution(
+        choice=Choice(engine=engine, why=why, refusal=refusal),
+        merger=cast(Any, None),
+        tombstones=None,
+        in_driver=in_driver,
+        only_spark=not in_driver,
+        **more,
+    )
 
 
-def test_the_cheapest_engine_has_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Given("driver", in_driver=True)
-    small = started(monkeypatch, SPARK, driver).choice
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Execution]:
+    """Starts the engine of a job: with an obstacle that the logs tell, or one that files, memory or values do."""
+
+    def start(
+        *, obstacle: str | None = None, gives_up: str | None = None, asked: str = "auto", work: Work = WORK
+    ) -> Execution:
+        told = None if obstacle is None else Ineligible(reason="column", detail=obstacle)
+        late = None if gives_up is None else Ineligible(reason="memory", detail=gives_up)
+        monkeypatch.setattr(driver, "mode", lambda _: "rewrite")
+        monkeypatch.setattr(driver, "obstacle", lambda _: told)
+        monkeypatch.setattr(driver, "start", lambda _, why: late or execution("driver", why))
+        monkeypatch.setattr(spark, "start", lambda _, why, refusal: execution("spark", why, refusal))
+        spec = SimpleNamespace(engine=asked, target="shop.orders", label="orders")
+        job = cast(MergeJob, SimpleNamespace(spec=spec, work=work, costs=CostModel()))
+        return choose.start(job, choose.prefer(job))
+
+    return start
+
+
+def test_the_cheaper_engine_has_the_job(started: Callable[..., Execution]) -> None:
+    small = started().choice
     assert (small.engine, small.refusal) == ("driver", None)
-    assert small.why.startswith("10 events, 1.0 MB in files that may hold their keys: spark about 1.0")
+    assert small.why.startswith("10 events, 1.0 MB in files that may hold their keys: driver about 0.0")
 
-    large = started(monkeypatch, SPARK, driver, work=Work(events=10, bytes=1 << 40, cores=200)).choice
+    large = started(work=Work(events=10, bytes=1 << 40, cores=200)).choice
     assert (large.engine, large.refusal) == ("spark", "cost")
 
 
-def test_the_next_engine_has_what_one_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it says so at once or after a look at files, memory and values."""
-    unfit = Given("driver", in_driver=True, obstacle="column 'a' is a map")
-    found = started(monkeypatch, unfit, SPARK).choice
-    assert (found.engine, found.why, found.refusal) == ("spark", "column 'a' is a map", "column")
+def test_spark_has_what_the_driver_cannot_merge(started: Callable[..., Execution]) -> None:
+    """Whether logs say so, or files, memory and values."""
+    told = started(obstacle="column 'a' is a map").choice
+    assert (told.engine, told.why, told.refusal) == ("spark", "column 'a' is a map", "column")
 
-    found = started(monkeypatch, Given("driver", in_driver=True, gives_up="no memory"), SPARK).choice
-    assert (found.engine, found.why, found.refusal) == ("spark", "no memory", "memory")
-
-
-@pytest.mark.parametrize(("seconds", "refusal"), [(5.0, "cost"), (0.5, "column")])
-def test_an_obstacle_is_a_reason_for_spark_where_the_job_would_go_there_else(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, refusal: Refusal
-) -> None:
-    unfit = Given("driver", in_driver=True, obstacle="column 'a' is a map" if refusal == "column" else None)
-
-    found = started(monkeypatch, unfit, SPARK, costs=Costs(rewrite=seconds, spark=1.0)).choice
-
-    assert (found.engine, found.refusal) == ("spark", refusal)
-    assert ("about 1.00 s" in found.why) == (refusal != "column")
+    late = started(gives_up="no memory").choice
+    assert (late.engine, late.why, late.refusal) == ("spark", "no memory", "memory")
 
 
-@pytest.mark.parametrize(
-    ("engines", "reason"),
-    [
-        ((Given("driver", in_driver=True, obstacle="column 'a' is a map"), SPARK), "column 'a' is a map"),
-        ((Given("driver", in_driver=True, gives_up="no memory"), SPARK), "no memory"),
-        ((SPARK,), "there is no such engine"),
-    ],
-)
-def test_an_engine_that_was_asked_for_is_never_replaced(
-    monkeypatch: pytest.MonkeyPatch, engines: tuple[Given, ...], reason: str
-) -> None:
+@pytest.mark.parametrize("why", [{"obstacle": "column 'a' is a map"}, {"gives_up": "no memory"}])
+def test_an_engine_that_was_asked_for_is_never_replaced(started: Callable[..., Execution], why: dict[str, str]) -> None:
     with pytest.raises(ConfigError) as raised:
-        started(monkeypatch, *engines, asked="driver")
+        started(asked="driver", **why)
     assert raised.value.code == "DRIVER_NOT_POSSIBLE"
-    assert f"engine='driver' cannot merge this batch: {reason}; use engine='auto' or 'spark'" in str(raised.value)
+    (reason,) = why.values()
+    assert f"engine='driver' cannot merge this batch: {reason}; use 'auto' or 'spark'" in str(raised.value)
 
 
-def test_an_engine_can_be_taken_out_of_the_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
-    for asked in ("auto", "spark"):
-        found = started(monkeypatch, SPARK, asked=asked)
-        assert (found.choice.engine, found.choice.refusal, found.only_spark) == ("spark", None, True)
+def test_spark_that_was_asked_for_has_any_job(started: Callable[..., Execution]) -> None:
+    assert str(started(asked="spark").choice) == "spark: asked for"
 
 
-def test_spark_takes_over_what_fails_in_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_merges_what_fails_in_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """But not where the engine was asked for, and not what Spark itself does alone."""
-    driver, lost = Given("driver", in_driver=True), RuntimeError("out of luck")
+    lost = RuntimeError("out of luck")
     given_back: list[str] = []
     spec = SimpleNamespace(engine="auto", target="shop.orders", label="orders")
-    monkeypatch.setattr(choose, "ENGINES", (driver, SPARK))
+    monkeypatch.setattr(spark, "start", lambda _, why, refusal: execution("spark", why, refusal))
     monkeypatch.setattr(choose, "replace", lambda job, **_: job)
     job = cast(MergeJob, SimpleNamespace(spec=spec, work=WORK, costs=CostModel()))
-    failed = Execution(
-        choice=Choice(engine="driver", why="cheaper"),
-        merger=cast(Any, None),
-        tombstones=None,
-        in_driver=True,
-        only_spark=False,
-        release=lambda: given_back.append("memory"),
-    )
+    failed = execution("driver", "cheaper", release=lambda: given_back.append("memory"))
 
-    found = choose.take_over(job, failed, lost)
+    found = choose.fall_back(job, failed, lost)
     assert found is not None
     assert str(found.choice) == "spark: the driver failed (out of luck), nothing was committed"
     assert (found.choice.refusal, given_back) == ("failed", ["memory"])
-    assert choose.take_over(job, found, lost) is None
+    assert choose.fall_back(job, found, lost) is None
     spec.engine = "driver"
-    assert choose.take_over(job, failed, lost) is None
+    assert choose.fall_back(job, failed, lost) is None
 
 
 def test_what_an_engine_leaves_to_do_afterwards_is_part_of_its_cost() -> None:

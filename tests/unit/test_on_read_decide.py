@@ -24,7 +24,6 @@ from stream_merge.engines.driver import merger as module
 from stream_merge.engines.driver import write
 from stream_merge.engines.driver.conditions import needed
 from stream_merge.engines.driver.decide import Decision, decide
-from stream_merge.engines.driver.engine import Driver
 from stream_merge.engines.driver.merger import DriverMerger, NoLongerEligibleError
 from stream_merge.engines.memory import Promise
 from stream_merge.errors import ContractError
@@ -819,10 +818,6 @@ def test_any_history_of_copies_is_the_last_one(tmp_path, seed, turn, mode):
         expected = (len(rows.keys() - before.keys()), changed, len(before.keys() - rows.keys()))
         assert (report.inserted, report.updated, report.deleted) == expected
         assert target.rows() == sorted(rows.values(), key=repr)
-
-
-def test_the_engine_works_in_the_driver():
-    assert (Driver.name, Driver.in_driver) == ("driver", True)
 
 
 def test_another_log_in_the_place_of_the_one_that_was_read_is_read_anew(target):

@@ -12,7 +12,7 @@ from stream_merge.engines.driver.compact import compact
 from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.driver.write import rewritten_bytes
 from stream_merge.engines.memory import Promise, memory_before, refusal_of_memory
-from stream_merge.model.results import Mode, Refusal
+from stream_merge.model.results import Mode
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import shape_of
@@ -24,88 +24,81 @@ from stream_merge.tables.files.table import sizes_of, table_files
 from stream_merge.tables.table import Tables
 
 
-class Driver:
-    """The merge in the driver process, for tables and batches for which it is proven to do what Spark does."""
+def mode(job: MergeJob) -> Mode:
+    """By deletion vectors where the table has them."""
+    return "rewrite" if job.table is None else mode_of(job.table.protocol.features, job.target.properties)
 
-    name = "driver"
-    in_driver = True
 
-    def way(self, job: MergeJob) -> Mode:
-        """By deletion vectors where the table has them."""
-        return "rewrite" if job.table is None else mode_of(job.table.protocol.features, job.target.properties)
+def may_merge(spec: MergeSpec, tables: Tables, target: TableSnapshot, layout: Layout | None) -> bool:
+    """Whether the driver may merge into a target: batches in a layout; None: in any."""
+    if spec.target_filter is not None or target.read_by != "driver" or (layout is not None and of_layout(layout)):
+        return False
+    return of_table(tables.target.current_driver(), target, "target") is None
 
-    def reads(self, spec: MergeSpec, tables: Tables, found: TableSnapshot) -> bool:
-        """What it can write as well."""
-        if spec.target_filter is not None or found.read_by != "driver":
-            return False
-        return of_table(tables.target.current_driver(), found, "target") is None
 
-    def takes(self, layout: Layout) -> bool:
-        """What Arrow evaluates as Spark does."""
-        return of_layout(layout) is None
+def obstacle(job: MergeJob) -> Ineligible | None:
+    """Why the driver cannot merge the job, without a look at the target's files."""
+    if job.spec.target_filter is not None:
+        return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
+    refused = of_layout(job.layout) or of_table(job.table, job.target, "the target")
+    if refused is None:
+        clauses = shape_of(job.spec).clauses(job.layout, job.spec, deletes=True, upserts=True)
+        refused = of_clauses(clauses)
+    return refused or tombstones.refused_log(job)
 
-    def obstacle(self, job: MergeJob) -> Ineligible | None:
-        """Columns, features and places that are not proven."""
-        if job.spec.target_filter is not None:
-            return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
-        refused = of_layout(job.layout) or of_table(job.table, job.target, "the target")
-        if refused is None:
-            clauses = shape_of(job.spec).clauses(job.layout, job.spec, deletes=True, upserts=True)
-            refused = of_clauses(clauses)
-        return refused or tombstones.refused_log(job)
 
-    def start(self, job: MergeJob, why: str, refusal: Refusal | None) -> Execution | Ineligible:
-        """Files, memory and the very values are looked at now."""
-        if job.table is None:
-            return Ineligible(reason="storage", detail="the target is not where it can be read")
-        table = job.table
-        try:
-            known = table_files(table, job.target)
-            touched = known.touched(table, job.target, job.batch.bounds)
-            too_many = known.folder.obstacle(sizes_of(touched))
-        except Exception as err:
-            detail = f"the target's files could not be looked into ({type(err).__name__}: {err})"
-            return Ineligible(reason="storage", detail=detail)
-        refused = of_files(touched, "the target")
-        if refused is None and too_many is not None:
-            refused = Ineligible(reason="storage", detail=too_many)
-        if refused is not None:
-            return refused
-        mode = self.way(job)
-        rewriting = rewritten_bytes(known, touched) if mode == "rewrite" else 0
-        need = partial(memory_before, job.work, touched, rewriting=rewriting, is_whole=job.layout.is_whole)
-        promise = Promise(job.spec.driver_memory_bytes)
-        version = table.version
-        try:
-            refused = refusal_of_memory(promise, need(None))
-            events = _events(job) if refused is None else refused
-            if isinstance(events, pa.Table):
-                refused = refusal_of_memory(promise, need(events.nbytes))
-                refused = refused or of_events(events, job.target.partition_columns)
-            if refused is not None or not isinstance(events, pa.Table):
-                promise.close()
-                return refused or events
-            return Execution(
-                choice=Choice(engine=self.name, mode=mode, why=why, refusal=refusal),
-                merger=DriverMerger(
-                    spec=job.spec,
-                    target=table,
-                    layout=job.layout,
-                    events=events,
-                    bounds=job.batch.bounds,
-                    prepared_for=job.target.table_id,
-                    chosen_at=version,
-                    promise=promise,
-                ),
-                tombstones=tombstones.in_driver(job, events) if job.spec.tombstones else None,
-                in_driver=True,
-                only_spark=False,
-                tidy=partial(compact, table, job.spec.driver_memory_bytes),
-                release=promise.close,
-            )
-        except BaseException:
+def start(job: MergeJob, why: str) -> Execution | Ineligible:
+    """Bring the events to the driver; or why it cannot merge them after all: its files, its memory or their values."""
+    if job.table is None:
+        return Ineligible(reason="storage", detail="the target is not where it can be read")
+    table = job.table
+    try:
+        known = table_files(table, job.target)
+        touched = known.touched(table, job.target, job.batch.bounds)
+        too_many = known.folder.obstacle(sizes_of(touched))
+    except Exception as err:
+        detail = f"the target's files could not be looked into ({type(err).__name__}: {err})"
+        return Ineligible(reason="storage", detail=detail)
+    refused = of_files(touched, "the target")
+    if refused is None and too_many is not None:
+        refused = Ineligible(reason="storage", detail=too_many)
+    if refused is not None:
+        return refused
+    way = mode(job)
+    rewriting = rewritten_bytes(known, touched) if way == "rewrite" else 0
+    need = partial(memory_before, job.work, touched, rewriting=rewriting, is_whole=job.layout.is_whole)
+    promise = Promise(job.spec.driver_memory_bytes)
+    version = table.version
+    try:
+        refused = refusal_of_memory(promise, need(None))
+        events = _events(job) if refused is None else refused
+        if isinstance(events, pa.Table):
+            refused = refusal_of_memory(promise, need(events.nbytes))
+            refused = refused or of_events(events, job.target.partition_columns)
+        if refused is not None or not isinstance(events, pa.Table):
             promise.close()
-            raise
+            return refused or events
+        return Execution(
+            choice=Choice(engine="driver", mode=way, why=why),
+            merger=DriverMerger(
+                spec=job.spec,
+                target=table,
+                layout=job.layout,
+                events=events,
+                bounds=job.batch.bounds,
+                prepared_for=job.target.table_id,
+                chosen_at=version,
+                promise=promise,
+            ),
+            tombstones=tombstones.in_driver(job, events) if job.spec.tombstones else None,
+            in_driver=True,
+            only_spark=False,
+            tidy=partial(compact, table, job.spec.driver_memory_bytes),
+            release=promise.close,
+        )
+    except BaseException:
+        promise.close()
+        raise
 
 
 def _events(job: MergeJob) -> pa.Table | Ineligible:

@@ -32,6 +32,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
+from stream_merge.model import names
 from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.files.statistics import maps_columns, statistics, stored_name
@@ -100,7 +101,7 @@ def write_data_file(
     stats = statistics(rows, data, properties)
     values = {name: value or None for name, value in partition.items()}
     name = f"{prefix}{uuid.uuid4()}.snappy.parquet"
-    file = _written(root, _folder("", values) / name, as_stored(rows, data, properties), values)
+    file = _written(root, _folder("", values) / name, as_stored(rows, data, properties), values, properties)
     return {**file, "modificationTime": now_ms, "dataChange": True, "stats": stats}
 
 
@@ -133,22 +134,25 @@ def write_change_file(
     _refuse(rows, data, partitioned, partition)
     values = {name: value or None for name, value in partition.items()}
     name = f"cdc-00000-{uuid.uuid4()}.c000.snappy.parquet"
-    file = _written(root, _folder(CHANGE_FOLDER, values) / name, as_stored(rows, data, properties), values)
+    file = _written(root, _folder(CHANGE_FOLDER, values) / name, as_stored(rows, data, properties), values, properties)
     return {**file, "dataChange": False}
 
 
-def _written(root: Path, relative: PurePosixPath, rows: pa.Table, values: dict[str, str | None]) -> dict[str, Any]:
+def _written(
+    root: Path, relative: PurePosixPath, rows: pa.Table, values: dict[str, str | None], properties: Mapping[str, str]
+) -> dict[str, Any]:
     path = root / relative
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _write(path, rows)
+        limit = properties.get(names.ROW_GROUP_PROPERTY, "")
+        _write(path, rows, most_rows=int(limit) if limit.isdecimal() else _MOST_ROWS)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
     return {"path": _as_url(str(relative)), "partitionValues": values, "size": path.stat().st_size}
 
 
-def _write(path: Path, rows: pa.Table) -> None:
+def _write(path: Path, rows: pa.Table, *, most_rows: int) -> None:
     with pq.ParquetWriter(
         path,
         rows.schema,
@@ -157,18 +161,21 @@ def _write(path: Path, rows: pa.Table) -> None:
         store_decimal_as_integer=True,
         write_statistics=sorted(_told_of(rows.schema)),
     ) as writer:
-        for group in _row_groups(rows):
+        for group in _row_groups(rows, most_rows):
             writer.write_table(group, row_group_size=group.num_rows)
         writer.add_key_value_metadata(_FILE_METADATA)
 
 
-def _row_groups(rows: pa.Table) -> Iterator[pa.Table]:
-    if rows.num_rows == 1 or (rows.num_rows <= _MOST_ROWS and rows.nbytes <= _MOST_BYTES):
+def _row_groups(rows: pa.Table, most: int) -> Iterator[pa.Table]:
+    if rows.num_rows > most:
+        for first in range(0, rows.num_rows, most):
+            yield from _row_groups(rows.slice(first, most), most)
+    elif rows.num_rows == 1 or rows.nbytes <= _MOST_BYTES:
         yield rows
-        return
-    half = rows.num_rows // 2
-    yield from _row_groups(rows.slice(0, half))
-    yield from _row_groups(rows.slice(half))
+    else:
+        half = rows.num_rows // 2
+        yield from _row_groups(rows.slice(0, half), most)
+        yield from _row_groups(rows.slice(half), most)
 
 
 def _told_of(schema: pa.Schema) -> set[str]:
