@@ -14,7 +14,7 @@ from stream_merge import shapes
 from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.units import Model, Names
 from stream_merge.shapes import Clauses, Shape
-from stream_merge.shapes.written import Then
+from stream_merge.shapes.clause_builders import Then
 
 
 class ClauseSettings(Model):
@@ -74,7 +74,7 @@ def of_settings(given: str | ClausesSettings) -> Shape:
     Raises:
         KeyError: there is none of that name.
     """
-    return shapes.of_name(given) if isinstance(given, str) else given.shape()
+    return shapes.from_name(given) if isinstance(given, str) else given.shape()
 
 
 def read_clauses(path: str | Path) -> Clauses:

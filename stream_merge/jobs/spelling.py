@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 
-from stream_merge.model.maintenance import Maintenance
-from stream_merge.model.settings import Create, Driver, Tombstones
+from stream_merge.model.settings import Create, Driver, Maintenance, Tombstones
 from stream_merge.shapes import Changes, Clauses, InsertOnly, Snapshot
 from stream_merge.sink import MergeSink
 

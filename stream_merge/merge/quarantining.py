@@ -14,8 +14,8 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import is_applied
 from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import reason
-from stream_merge.spark.identity import caller
 from stream_merge.spark.jvm import in_session
+from stream_merge.spark.streaming import caller
 from stream_merge.tables import retry
 from stream_merge.tables.delivery import fingerprint
 from stream_merge.tables.side import quarantine

@@ -13,7 +13,7 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 
 from stream_merge.model import names
 from stream_merge.shapes.arrow_order import orderable
-from stream_merge.shapes.latest_per_key_arrow import latest
+from stream_merge.shapes.latest_per_key import latest
 
 NAN = math.nan
 SEQUENCE = StructType([StructField("c1", LongType()), StructField("c2", StructType([StructField("x", StringType())]))])

@@ -38,7 +38,7 @@ from stream_merge.metrics.server import Access, MetricsServer, serve
 from stream_merge.model.logs import JsonFormatter, tell
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
-from stream_merge.spark.defaults import in_effect
+from stream_merge.spark.confs import in_effect
 from stream_merge.spark.downloads import for_places
 from stream_merge.spark.errors import is_of_cluster
 from stream_merge.spark.versions import error_loggers

@@ -43,11 +43,11 @@ from stream_merge.metrics.push import expect_gateway, push
 from stream_merge.metrics.server import Access
 from stream_merge.model.locations import hadoop_uri
 from stream_merge.model.logs import counted
-from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import MaintenanceRun
+from stream_merge.model.settings import Maintenance
 from stream_merge.model.table_ref import TableRef
-from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
-from stream_merge.shapes.written import plain_name
+from stream_merge.shapes import Changes, Shape, Snapshot, from_name, known_shapes
+from stream_merge.shapes.clause_builders import plain_name
 from stream_merge.sources.files.reader import Folder
 from stream_merge.tables.explain import explain as explain_table
 from stream_merge.tables.maintenance import maintain as maintain_table
@@ -125,7 +125,7 @@ def _meaning(context: typer.Context, shape: str, clauses: Path | None, of_snapsh
     if given:
         msg = f"[CONFLICTING_SETTINGS] --shape {shape} excludes {named}; set --shape {Snapshot.name}, or remove {named}"
         raise ConfigError(msg)
-    return of_name(shape)
+    return from_name(shape)
 
 
 def _snapshot(given: Mapping[str, Any]) -> Snapshot:

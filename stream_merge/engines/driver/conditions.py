@@ -25,7 +25,7 @@ from stream_merge.engines.driver.values import (
 )
 from stream_merge.model import names
 from stream_merge.shapes import clauses
-from stream_merge.shapes.arrow_order import orderable
+from stream_merge.shapes.arrow_order import leaves, orderable
 from stream_merge.shapes.batch import MOST_BYTES
 from stream_merge.shapes.clauses import (
     Always,
@@ -43,7 +43,6 @@ from stream_merge.shapes.clauses import (
     Update,
 )
 from stream_merge.shapes.layout import Layout, StoredColumn
-from stream_merge.shapes.sequence import leaves
 
 _ABOUT_ROWS = (clauses.Newer, clauses.SameSequence, clauses.SamePosition, clauses.Changed)
 

@@ -27,7 +27,7 @@ from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.spark.hadoop_files import State, exactly, qualified_path, state, states_below
-from stream_merge.spark.streaming import files_of, streaming_query
+from stream_merge.spark.streaming import caller_named, planned_files
 
 _SHOWN = 5
 MARKER = "_SUCCESS"
@@ -74,7 +74,7 @@ class PlannedRead:
         """
         began = time.perf_counter()
         with self._sink._calls.reading(batch_df, batch_id, began):
-            read = files_of(batch_df)
+            read = planned_files(batch_df)
             if self._is_parquet and read:
                 refuse_other_types(batch_df.sparkSession, read, self._schema)
         # Once, however often it is asked: what Spark has planned does not change.
@@ -85,8 +85,7 @@ class PlannedRead:
 
     def _expect_whole(self, batch_df: DataFrame, batch_id: int, read: Sequence[str]) -> None:
         session = batch_df.sparkSession
-        query = streaming_query(batch_df)
-        place = None if query is None else query.checkpoint
+        place = caller_named(batch_df, app_id=None, name=None).checkpoint
         checkpoint = None if place is None else Checkpoint.in_session(session, place)
         planned = [] if checkpoint is None else checkpoint.files(batch_id)
         if not planned:

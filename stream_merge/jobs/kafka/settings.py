@@ -37,9 +37,8 @@ from stream_merge.jobs.units import (
 from stream_merge.metrics.push import expect_gateway
 from stream_merge.metrics.server import Access
 from stream_merge.model import locations, names
-from stream_merge.model.maintenance import Maintenance, removed_settings
 from stream_merge.model.observer import Observer
-from stream_merge.model.settings import SchemaEvolution
+from stream_merge.model.settings import Maintenance, SchemaEvolution, removed_settings
 from stream_merge.model.table_ref import canonical_folder
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.kafka.connection import Connection, Isolation, Mechanism, Protocol, Security
@@ -209,7 +208,7 @@ def _shape_of_changes(shape: str | ClausesSettings) -> str | ClausesSettings:
     elif shape not in shapes.known_shapes():
         msg = f"[INVALID_SETTING] {shape!r} must be one of {', '.join(shapes.known_shapes())}, or clauses"
         raise ValueError(msg)
-    elif shapes.of_name(shape).is_whole:
+    elif shapes.from_name(shape).is_whole:
         msg = (
             f"[SHAPE_NEEDS_FULL_COPY] {shape!r} would delete every row that a micro-batch of a topic lacks; merge"
             " snapshots with 'stream-merge files --shape snapshot' or in Python"

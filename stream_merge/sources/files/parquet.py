@@ -18,8 +18,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge.errors import ContractError
 from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, outside, said
-from stream_merge.spark import columns, parquet_footers
-from stream_merge.spark.hadoop_files import exactly
+from stream_merge.spark import columns
+from stream_merge.spark.hadoop_files import exactly, parquet_columns
 
 _REMEDY = "rewrite the file with the schema's types, or pass --schema with types that hold both"
 _UNREAD = {
@@ -114,7 +114,7 @@ def _holds(wanted: DataType, theirs: DataType, *, case_sensitive: bool) -> bool:
 def unread(session: SparkSession, path: str) -> str | None:
     """The first column of a file that Spark cannot read, with the remedy; None if there is none."""
     try:
-        types = parquet_footers.columns(session, path)
+        types = parquet_columns(session, path)
     except Py4JJavaError:  # not a Parquet file, which Spark reports
         return None
     for name, written in types.items():
@@ -135,7 +135,7 @@ def untyped(session: SparkSession, files: Sequence[str], leaves: int = 0) -> Ite
     typed: set[str] = set()
     without: dict[str, str] = {}
     for file in files:
-        for name, written in parquet_footers.columns(session, file).items():
+        for name, written in parquet_columns(session, file).items():
             if _UNTYPED in re.sub(r"^\S+", "", written):
                 without.setdefault(name, file)
             else:
