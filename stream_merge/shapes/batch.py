@@ -207,7 +207,7 @@ def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch | None:
     parts = tuple(map(_SEQUENCE_PART.format, range(len(layout.sequence_fields))))
     valid = _valid(AtHand(events=events, sequence=parts, delete=names.DELETE_COLUMN), layout)
     if valid is None:
-        at_hand = of_arrow(source.sparkSession, events.select(source.columns), source.schema)
+        at_hand = arrow_frame(source.sparkSession, events.select(source.columns), source.schema)
         return _judged_by_spark(at_hand, layout)
     return _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
 
