@@ -30,6 +30,7 @@ from stream_merge.metrics.catalogue import (
     BUCKETS_SECONDS,
     CATALOGUE,
     DELETED_SHARE,
+    DELTA_MERGE_METRICS,
     DRIVER_REFUSALS,
     EVENTS,
     FAILED,
@@ -40,7 +41,6 @@ from stream_merge.metrics.catalogue import (
     MAINTENANCE_ADDED,
     MAINTENANCE_REMOVED,
     MERGES,
-    OF_DELTA,
     OTHER,
     PHASE_SECONDS,
     QUARANTINED,
@@ -53,7 +53,6 @@ from stream_merge.metrics.catalogue import (
     UNKNOWN_FIELDS,
     Instrument,
 )
-from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FATES, EventCounts, FailedBatch, MergeResult
 
@@ -137,10 +136,11 @@ class MergeMetrics:
             ]
         unknown = result.metrics.keys() - DELTA_MERGE_METRICS.keys()
         for name in result.metrics.keys() - unknown:
-            value = result.metrics[name] * DELTA_MERGE_METRICS[name].factor
+            instrument = DELTA_MERGE_METRICS[name]
+            value = result.metrics[name] * instrument.factor
             # A timing of 0 is a step that did not run: Delta 4.4 reports at least 1 ms for one that did.
             if value > 0:
-                add.append((OF_DELTA[name], (), value))
+                add.append((instrument, (), value))
         add += [(UNKNOWN_DELTA_METRICS, (), len(unknown))]
         store: list[Change] = []
         if result.version is not None:

@@ -14,13 +14,13 @@ import pytest
 from pyspark.sql import types as T
 from wire_rows import debezium_json, flattened_json
 
-from stream_merge.sources.databases.postgresql import AmbiguousTypeError, Modes
-from stream_merge.sources.databases.postgresql import connect_schema as postgres_schema
 from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.postgresql import AmbiguousTypeError, Modes
+from stream_merge.sources.postgresql import connect_schema as postgres_schema
 from stream_merge.sources.wire import connect_schema, encodings
 from stream_merge.sources.wire.encodings import Encoding, decode
 from stream_merge.sources.wire.keys import JsonKey, NoKey, TextKey

@@ -21,8 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from stream_merge.errors import ConfigError
 from stream_merge.metrics import instruments
-from stream_merge.metrics.catalogue import CATALOGUE, RECORD_KINDS
-from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
+from stream_merge.metrics.catalogue import CATALOGUE, DELTA_MERGE_METRICS, RECORD_KINDS
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.metrics.server import serve
 from stream_merge.model.results import (

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.databases.base import Database
+from stream_merge.sources import postgresql
 from stream_merge.sources.envelopes import base
 from stream_merge.sources.envelopes.base import (
     SNAPSHOT_READS,
@@ -22,7 +22,7 @@ from stream_merge.sources.envelopes.base import (
     tells_snapshot,
 )
 from stream_merge.sources.wire import connect_schema, json_table
-from stream_merge.sources.wire.base import Payloads, Wire
+from stream_merge.sources.wire.connect_json import ConnectJson, Payloads
 from stream_merge.sources.wire.encodings import Encoding, refuse, shown
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 
@@ -30,7 +30,7 @@ UPSERTS = frozenset("cur")
 _IMAGES = frozenset({"before", "after"})
 
 
-def row_of(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def row_schema(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The schema of `after`."""
     return connect_schema.fields(block).get("after") if block.get("type") == "struct" else None
 
@@ -39,10 +39,8 @@ def row_of(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
 class Debezium:
     """Reads envelopes."""
 
-    wire: Wire
-    """How they are written; its rows are told by `row_of`."""
-    database: Database
-    """Whose changes they are."""
+    wire: ConnectJson
+    """How they are written; its rows are told by `row_schema`."""
     key: KeyFormat = field(default_factory=JsonKey)
     """How record keys are written."""
 
@@ -72,7 +70,7 @@ class Debezium:
         source = payload.get("source")
         if not isinstance(source, dict):
             refuse("the event has no source")
-        position = self.database.position(source)
+        position = postgresql.position(source)
         if schema_id is None:
             refuse("the event has no schema block, and the job declares no columns")
         image = payload.get("before" if op == "d" else "after")
@@ -94,7 +92,7 @@ class Debezium:
             source.get("snapshot") in SNAPSHOT_READS,
             millis if type(millis) is int else None,
             name if isinstance(name, str) else None,
-            self.database.last_commit(source.get(self.database.last_commit_field)),
+            postgresql.last_commit(source.get(postgresql.LAST_COMMIT_FIELD)),
             before=self.wire.named(before, schema_id) if isinstance(before, dict) else {},
         )
 
@@ -107,22 +105,22 @@ class Debezium:
             around = self.wire.shape(payloads.schema_id, payloads.texts, without=_IMAGES)
             if self._is_an_envelopes(around):
                 for part, rows in payloads.read(pa.schema([*around, *((name, row) for name in sorted(_IMAGES))])):
-                    yield from _row_events(part, rows, self.database)
+                    yield from _row_events(part, rows)
 
     def _is_an_envelopes(self, around: pa.StructType) -> bool:
         types = {field.name: field.type for field in around}
         source = types.get("source", pa.null())
         if types.get("op") != pa.string() or not pa.types.is_struct(source):
             return False
-        return (self.database.position_field, pa.int64()) in named(source) and tells_snapshot(source, "snapshot")
+        return (postgresql.POSITION_FIELD, pa.int64()) in named(source) and tells_snapshot(source, "snapshot")
 
 
-def _row_events(payloads: Payloads, rows: pa.StructArray, database: Database) -> Iterator[ReadMany]:
+def _row_events(payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
     """The upserts with the row after, then the deletes with the row before."""
     op, source, after = rows.field("op"), rows.field("source"), rows.field("after")
     is_delete = pc.fill_null(pc.equal(op, "d"), False)
     is_upsert = pc.is_in(op, value_set=pa.array(sorted(UPSERTS)))
-    position = inner(source, database.position_field, pa.int64())
+    position = inner(source, postgresql.POSITION_FIELD, pa.int64())
     whole = json_table.lack_nothing(payloads.texts, rows, after, spared=is_delete)
     every = ReadMany(
         indexes=payloads.indexes,
@@ -133,7 +131,7 @@ def _row_events(payloads: Payloads, rows: pa.StructArray, database: Database) ->
         is_snapshot=are_snapshot_reads(source, "snapshot"),
         source_millis=inner(source, "ts_ms", pa.int64()),
         connector=inner(source, "name", pa.string()),
-        last_commit=database.last_commits(inner(source, database.last_commit_field, pa.string())),
+        last_commit=postgresql.last_commits(inner(source, postgresql.LAST_COMMIT_FIELD, pa.string())),
         key_completes=True,
     )
     before = rows.field("before")

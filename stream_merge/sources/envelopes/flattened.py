@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.databases.base import Database
+from stream_merge.sources import postgresql
 from stream_merge.sources.envelopes.base import (
     SNAPSHOT_READS,
     Kind,
@@ -20,7 +20,7 @@ from stream_merge.sources.envelopes.base import (
     tells_snapshot,
 )
 from stream_merge.sources.wire import json_table
-from stream_merge.sources.wire.base import Payloads, Wire
+from stream_merge.sources.wire.connect_json import ConnectJson, Payloads
 from stream_merge.sources.wire.encodings import Encoding, refuse, shown
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 from stream_merge.sources.wire.strict_json import UndecodableError
@@ -46,7 +46,7 @@ class Added:
         bare = name.removeprefix(self.prefix)
         return bare != name and (bare in _ABOUT or bare.startswith(("source_", "transaction_")))
 
-    def row_of(self, block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def row_schema(self, block: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The columns of a record, from its schema."""
         if block.get("type") != "struct" or not isinstance(block.get("fields"), list):
             return None
@@ -62,10 +62,8 @@ class Flattened:
     (tombstone). With mode drop there are none.
     """
 
-    wire: Wire
-    """How they are written; its rows are told by `Added.row_of`."""
-    database: Database
-    """Whose changes they are."""
+    wire: ConnectJson
+    """How they are written; its rows are told by `Added.row_schema`."""
     key: KeyFormat = field(default_factory=JsonKey)
     """How record keys are written."""
     added: Added = field(default_factory=Added)
@@ -92,7 +90,7 @@ class Flattened:
         if is_delete:
             of_key = self.wire.named(self.key.fields(key), schema_id)
             row = {**of_key, **{name: v for name, v in row.items() if v is not None}}
-        millis, database = about.get("source_ts_ms"), self.database
+        millis = about.get("source_ts_ms")
         return Read(
             Kind.DELETE if is_delete else Kind.UPSERT,
             row,
@@ -100,7 +98,7 @@ class Flattened:
             self._position(about),
             about.get("op") == _READ or _said(about, _SNAPSHOT) in SNAPSHOT_READS,
             millis if type(millis) is int else None,
-            last_commit=database.last_commit(_said(about, database.last_commit_field)),
+            last_commit=postgresql.last_commit(_said(about, postgresql.LAST_COMMIT_FIELD)),
         )
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
@@ -119,8 +117,8 @@ class Flattened:
 
     def _said_in(self, around: pa.StructType) -> _SaidIn | None:
         """Where events say what they are; None where they may say it twice, or in another way."""
-        database, fields = self.database, []
-        for name in (database.position_field, database.last_commit_field, _SNAPSHOT):
+        fields = []
+        for name in (postgresql.POSITION_FIELD, postgresql.LAST_COMMIT_FIELD, _SNAPSHOT):
             wanted = [f"{self.added.prefix}{name}", f"{self.added.prefix}source_{name}"]
             found = [field for field in wanted if around.get_field_index(field) >= 0]
             if len(found) > 1:
@@ -148,23 +146,22 @@ class Flattened:
             is_snapshot=pc.or_(is_read, pc.fill_null(are_snapshot_reads(rows, said_in.snapshot), False)),
             source_millis=inner(rows, f"{self.added.prefix}source_ts_ms", pa.int64()),
             connector=pa.nulls(len(rows), pa.string()),
-            last_commit=self.database.last_commits(inner(rows, said_in.last_commit, pa.string())),
+            last_commit=postgresql.last_commits(inner(rows, said_in.last_commit, pa.string())),
             key_completes=True,
         ).where(pc.and_(pc.or_(is_delete, whole), position.is_valid()))
 
     def _position(self, about: Mapping[str, Any]) -> int:
         if self.ordered_by_offset:
             return 0
-        database = self.database
-        source = {name: _said(about, name) for name in database.position_told_by}
+        source = {name: _said(about, name) for name in postgresql.POSITION_FIELDS}
         try:
-            return database.position(source)
+            return postgresql.position(source)
         except UndecodableError:
-            name = database.position_field
-            others = [f"source.{other}" for other in ("ts_ms", *database.position_told_by) if other != name]
+            name = postgresql.POSITION_FIELD
+            others = [f"source.{other}" for other in ("ts_ms", *postgresql.POSITION_FIELDS) if other != name]
             added = ",".join(["op", name, *others])
             refuse(
-                f"{self.added.prefix}{name} is {shown(source[name])}, not a position in {database.log}; set"
+                f"{self.added.prefix}{name} is {shown(source[name])}, not a position in PostgreSQL's log; set"
                 f" 'add.fields={added}' in the connector, or 'position: offset' in the job"
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -88,38 +88,38 @@ class AmbiguousTypeError(ValueError):
     """A declared type that does not say how its values are written; the text says what to add."""
 
 
-@dataclass(frozen=True, slots=True)
-class PostgreSQL:
-    """As `Database`."""
+POSITION_FIELD = "lsn"
+"""Integer field of `source` that orders the events of a key."""
+POSITION_FIELDS = (POSITION_FIELD, "sequence", "snapshot")
+"""Fields of `source` that `position` reads."""
+LAST_COMMIT_FIELD = "sequence"
+"""Text field of `source` that names the last commit before an event."""
 
-    name: ClassVar[str] = "postgresql"
-    log: ClassVar[str] = "PostgreSQL's log"
-    position_field: ClassVar[str] = "lsn"
-    position_told_by: ClassVar[tuple[str, ...]] = ("lsn", "sequence", "snapshot")
-    last_commit_field: ClassVar[str] = "sequence"
 
-    def position(self, source: Mapping[str, Any]) -> int:
-        """As `Database.position`: the LSN.
+def position(source: Mapping[str, Any]) -> int:
+    """The LSN of an event, from its `source`.
 
-        Reads of incremental snapshots carry no `lsn` (Debezium 3.4, PostgresSourceInfoStructMaker), but the pair of the
-        last committed and the current position in `sequence`.
-        """
-        position = source.get("lsn")
-        if position is None and source.get("snapshot") == "incremental" and isinstance(source.get("sequence"), str):
-            pair = [text for text in parse(source["sequence"]) if text is not None]
-            position = int(pair[-1]) if pair else None
-        if type(position) is not int:
-            refuse(f"source.lsn is {position!r}, not a position in PostgreSQL's log")
-        return position
+    Reads of incremental snapshots carry no `lsn` (Debezium 3.4, PostgresSourceInfoStructMaker), but the pair of the
+    last committed and the current position in `sequence`.
+    """
+    lsn = source.get("lsn")
+    if lsn is None and source.get("snapshot") == "incremental" and isinstance(source.get("sequence"), str):
+        pair = [text for text in parse(source["sequence"]) if text is not None]
+        lsn = int(pair[-1]) if pair else None
+    if type(lsn) is not int:
+        refuse(f"source.lsn is {lsn!r}, not a position in PostgreSQL's log")
+    return lsn
 
-    def last_commit(self, said: Any) -> int | None:
-        """As `Database.last_commit`: the first of the pair, null until the connector has come past a commit."""
-        found = re.match(_LAST_COMMIT, said) if isinstance(said, str) else None
-        return None if found is None else int(found["lsn"])
 
-    def last_commits(self, said: pa.StringArray) -> pa.Int64Array:
-        """As `Database.last_commits`."""
-        return pc.struct_field(pc.extract_regex(said, _LAST_COMMIT), "lsn").cast(pa.int64())
+def last_commit(sequence: Any) -> int | None:
+    """The LSN of the last commit delivered before an event; None until the connector has passed a commit."""
+    match = re.match(_LAST_COMMIT, sequence) if isinstance(sequence, str) else None
+    return None if match is None else int(match["lsn"])
+
+
+def last_commits(sequences: pa.StringArray) -> pa.Int64Array:
+    """`last_commit` of each text."""
+    return pc.struct_field(pc.extract_regex(sequences, _LAST_COMMIT), "lsn").cast(pa.int64())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
