@@ -49,8 +49,8 @@ from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.run import JobResult
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings, load
 from stream_merge.jobs.spelling import as_settings
-from stream_merge.jobs.watch import queries, report, screen
-from stream_merge.jobs.watch.text import escape
+from stream_merge.jobs.watch import queries, screen
+from stream_merge.jobs.watch.screen import escape
 from stream_merge.metrics.push import push
 from stream_merge.metrics.server import MetricsServer
 from stream_merge.model.logs import counted, tell
@@ -124,14 +124,14 @@ def run(
 
 def _run(settings: JobSettings, start: Callable[[], SparkSession], server: MetricsServer, *, once: bool) -> JobResult:
     tell(log.info, "job_started", queries=[query.name for query in settings.queries], metrics=server.url)
-    say = screen.Teller(OUT)
+    status = partial(screen.print_status, OUT)
     for query in settings.queries:
-        say(query.name, f"{', '.join(query.topic)} into {query.target}")
-    say("metrics", server.url)
-    say("Spark", "starting")
+        status(query.name, f"{', '.join(query.topic)} into {query.target}")
+    status("metrics", server.url)
+    status("Spark", "starting")
     session = start()
     merged = {
-        query.name: report.Merged(
+        query.name: screen.Merged(
             name=query.name,
             target=query.target,
             quarantine=query.target.quarantine,
@@ -139,7 +139,7 @@ def _run(settings: JobSettings, start: Callable[[], SparkSession], server: Metri
         for query in settings.queries
     }
     with (
-        queries.stop_on_signal(lambda text: say("stop", text)) as stopping,
+        queries.stop_on_signal(partial(status, "stop")) as stopping,
         screen.Screen(OUT, several_streams=len(settings.queries) > 1) as shown,
     ):
 
@@ -158,7 +158,7 @@ def _run(settings: JobSettings, start: Callable[[], SparkSession], server: Metri
         )
     for name in result.failures:
         merged[name].has_failed = True
-    report.show(list(merged.values()), OUT, was_stopped=stopping.is_set() or not once)
+    screen.show_merged(list(merged.values()), OUT, was_stopped=stopping.is_set() or not once)
     return result
 
 

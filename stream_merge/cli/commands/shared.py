@@ -33,7 +33,7 @@ from stream_merge.errors import (
 )
 from stream_merge.jobs.kafka import jars
 from stream_merge.jobs.watch.queries import QueryFailedError, end_on_sigterm, innermost_message
-from stream_merge.jobs.watch.text import escape
+from stream_merge.jobs.watch.screen import escape
 from stream_merge.metrics.server import Access, MetricsServer, serve
 from stream_merge.model.logs import JsonFormatter, tell
 from stream_merge.session import is_submitted, local_session, submitted_session

@@ -16,7 +16,7 @@ from rich.live import Live
 from stream_merge.cli.commands.shared import AGAIN, METRICS_PORT, OUT, errors_as_sentences
 from stream_merge.cli.screens.top import drawn
 from stream_merge.errors import ConfigError
-from stream_merge.jobs.watch.text import escape
+from stream_merge.jobs.watch.screen import escape
 from stream_merge.metrics.scraped import Endpoint, Scrape, Status, UnreachableError, Watched
 from stream_merge.model.logs import counted
 from stream_merge.model.table_ref import TableRef

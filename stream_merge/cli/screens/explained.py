@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from stream_merge.jobs.watch.text import escape
+from stream_merge.jobs.watch.screen import escape
 from stream_merge.model.logs import counted
 from stream_merge.tables.explain import Explained, MergedVersion
 

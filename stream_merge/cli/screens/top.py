@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stream_merge.jobs.watch.screen import header, phases
-from stream_merge.jobs.watch.text import escape_line
+from stream_merge.jobs.watch.screen import escape_line, header, phases
 from stream_merge.metrics.scraped import State, Status
 
 _STATES: Mapping[State, str] = {

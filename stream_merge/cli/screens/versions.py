@@ -7,8 +7,7 @@ from rich.console import Console
 from stream_merge.jobs.kafka.batch_offsets import Ranges
 from stream_merge.jobs.kafka.history import Step
 from stream_merge.jobs.kafka.settings import QuerySettings
-from stream_merge.jobs.watch.screen import whole_table
-from stream_merge.jobs.watch.text import escape_line
+from stream_merge.jobs.watch.screen import escape_line, whole_table
 from stream_merge.model.logs import counted
 
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from stream_merge.errors import ConfigError, HeldError
 from stream_merge.jobs.files.batches import FullCopy, PlannedRead
 from stream_merge.jobs.files.replay import Contract, Replayed, replay
-from stream_merge.jobs.watch import queries, report, screen
-from stream_merge.jobs.watch.text import escape_line
+from stream_merge.jobs.watch import queries, screen
+from stream_merge.jobs.watch.screen import escape_line
 from stream_merge.metrics.instruments import default_metrics
 from stream_merge.model import locations
 from stream_merge.model.logs import tell
@@ -133,7 +133,7 @@ def replay_quarantine(
         )
         raise ConfigError(msg, target=settings.target)
     _sink(settings)  # checks the settings before Spark starts
-    say = screen.Teller(console)
+    status = partial(screen.print_status, console)
     with _alone(settings) as held:
         with console.status("starting Spark"):
             session = start_session()
@@ -147,7 +147,7 @@ def replay_quarantine(
             )
             raise ConfigError(msg, target=settings.target)
         schema, origin = _schema(session, settings, settings.folder)
-        say("schema", f"{schema} ({origin})")
+        status("schema", f"{schema} ({origin})")
         with console.status("replaying"), holding(session, WHOLE_READS):
             replayed = replay(
                 session,
@@ -162,7 +162,7 @@ def replay_quarantine(
                     keys=settings.keys, sequence_by=settings.sequence_by, partitioned_by=into.partition_columns
                 ),
             )
-    say("replayed", replayed.summary())
+    status("replayed", replayed.summary())
     return replayed
 
 
@@ -203,7 +203,7 @@ def _run(
     start_session: Callable[[], SparkSession],
     metrics_url: str,
 ) -> list[MergeResult]:
-    say = screen.Teller(console)
+    status = partial(screen.print_status, console)
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
     preflight.refuse_forgetful_catalog(session, settings.target)
@@ -220,13 +220,13 @@ def _run(
         fitness.expect_fitting(events, sink._calls.spec, table)
         if schema != recorded(session, settings.checkpoint):
             record(session, settings.checkpoint, schema)
-    say("schema", f"{schema} ({origin})")
-    say("metrics", metrics_url)
+    status("schema", f"{schema} ({origin})")
+    status("metrics", metrics_url)
     tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
     # Also if no file is new: a process without series looks like one without a job.
     default_metrics().prepare(settings.label, sink._calls.spec.label)
-    merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
-    with queries.stop_on_signal(lambda text: say("stop", text)) as stopping, screen.Screen(console) as shown:
+    merged = screen.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
+    with queries.stop_on_signal(partial(status, "stop")) as stopping, screen.Screen(console) as shown:
 
         def arrived(name: str, result: MergeResult) -> None:
             merged.add(result)
@@ -252,7 +252,7 @@ def _run(
         except queries.QueryFailedError as err:
             failure = reader.failure(settings.folder.path, err.trace, err.reason)
             raise failure or err from err
-    report.show([merged], console, was_stopped=stopping.is_set())
+    screen.show_merged([merged], console, was_stopped=stopping.is_set())
     return results
 
 

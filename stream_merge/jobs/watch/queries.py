@@ -135,13 +135,8 @@ def run(
     return list(results)
 
 
-def total(results: Iterable[MergeResult]) -> EventCounts:
-    """The ledger of several micro-batches."""
-    return sum_of(result.events for result in results)
-
-
-def sum_of(counts: Iterable[EventCounts]) -> EventCounts:
-    """Several ledgers as one."""
+def total(counts: Iterable[EventCounts]) -> EventCounts:
+    """The sum of several ledgers."""
     sums = dict.fromkeys(("received", *FATES, "ties", "with_unknown_fields"), 0)
     for one in counts:
         for name in sums:
@@ -150,7 +145,7 @@ def sum_of(counts: Iterable[EventCounts]) -> EventCounts:
 
 
 @contextmanager
-def stop_on_signal(say: Callable[[str], None]) -> Iterator[threading.Event]:
+def stop_on_signal(report: Callable[[str], None]) -> Iterator[threading.Event]:
     """Turn Ctrl-C and SIGTERM, to this process or its JVM, into an event to stop by; a second one interrupts at once.
 
     Enter it after the Spark session has started: PySpark 4.2 installs a handler of its own then, which
@@ -163,7 +158,7 @@ def stop_on_signal(say: Callable[[str], None]) -> Iterator[threading.Event]:
         times[door] += 1
         if not stopping.is_set():
             stopping.set()
-            say("stopping after the micro-batch that is running; Ctrl-C again to stop at once")
+            report("stopping after the micro-batch that is running; Ctrl-C again to stop at once")
         return max(times.values()) > 1
 
     def here(_number: int, _frame: FrameType | None) -> None:
