@@ -1,8 +1,4 @@
-"""What a sink did, as numbers that Prometheus can scrape.
-
-`catalogue` says what is exported. All numbers of a registry change under one lock,
-one micro-batch at a time, so that a scrape never sees half a batch and the ledger adds up in it.
-"""
+"""The metrics of a registry, changed under one lock: a scrape never sees half a batch, and the ledger adds up."""
 
 from __future__ import annotations
 
@@ -52,6 +48,7 @@ from stream_merge.metrics.catalogue import (
     UNKNOWN_DELTA_METRICS,
     UNKNOWN_FIELDS,
     Instrument,
+    Type,
 )
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FATES, EventCounts, FailedBatch, MergeResult
@@ -65,10 +62,7 @@ P = ParamSpec("P")
 
 
 def _never_fails_a_batch(method: Callable[P, None]) -> Callable[P, None]:
-    """Log what goes wrong in `method` instead of raising it.
-
-    The merge is committed by then: an error here would make Spark deliver an applied batch again.
-    """
+    """Log errors of `method`: the merge is committed, and Spark would deliver its batch again."""
 
     @wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -97,7 +91,7 @@ class MergeMetrics:
 
     @_never_fails_a_batch
     def prepare(self, query: str, target: str) -> None:
-        """Make every series of a sink exist at 0: Prometheus cannot see a counter rise that starts above it."""
+        """Create every series of a sink at 0: Prometheus misses the first rise of a counter that starts above."""
         self._numbers.change(query, target)
 
     @_never_fails_a_batch
@@ -130,10 +124,7 @@ class MergeMetrics:
             add.append((DRIVER_REFUSALS, (result.refusal,), 1))
         if (run := result.maintenance) is not None:
             add.append((MAINTENANCE, (run.outcome,), 1))
-            add += [
-                (MAINTENANCE_REMOVED, (), run.removed_files),
-                (MAINTENANCE_ADDED, (), run.added_files),
-            ]
+            add += [(MAINTENANCE_REMOVED, (), run.removed_files), (MAINTENANCE_ADDED, (), run.added_files)]
         unknown = result.metrics.keys() - DELTA_MERGE_METRICS.keys()
         for name in result.metrics.keys() - unknown:
             instrument = DELTA_MERGE_METRICS[name]
@@ -141,7 +132,7 @@ class MergeMetrics:
             # A timing of 0 is a step that did not run: Delta 4.4 reports at least 1 ms for one that did.
             if value > 0:
                 add.append((instrument, (), value))
-        add += [(UNKNOWN_DELTA_METRICS, (), len(unknown))]
+        add.append((UNKNOWN_DELTA_METRICS, (), len(unknown)))
         store: list[Change] = []
         if result.version is not None:
             store = [
@@ -155,7 +146,7 @@ class MergeMetrics:
 
     @_never_fails_a_batch
     def observe_events(self, query: str, target: str, events: EventCounts, reasons: Mapping[str, int]) -> None:
-        """Count what became of a batch's events, whose call raised behind its commit."""
+        """Count the events of a batch whose call raised after its commit."""
         self._numbers.change(query, target, add=_events(events, reasons))
 
     @_never_fails_a_batch
@@ -165,7 +156,7 @@ class MergeMetrics:
 
     @_never_fails_a_batch
     def prepare_topics(self, query: str, target: str, topics: Iterable[str]) -> None:
-        """Make the series of a job's topics exist at 0; not lag and delay: 0 would say that there is none."""
+        """Create the series of a job's topics at 0, without lag and delay, whose 0 means none."""
         per_topic = [row for row in CATALOGUE if row.label == "topic" and row not in (TOPIC_LAG, TOPIC_DELAY)]
         add = [(instrument, (topic,), 0.0) for instrument in per_topic for topic in topics]
         self._numbers.change(query, target, add=add)
@@ -174,20 +165,20 @@ class MergeMetrics:
     def observe_topics(
         self, query: str, target: str, *, add: Iterable[Change] = (), store: Iterable[Change] = ()
     ) -> None:
-        """Count what a job read, and store where it stands."""
+        """Count what a job read, and store its position."""
         self._numbers.change(query, target, add=add, store=store)
 
     @_never_fails_a_batch
     def set_aside(self, query: str, target: str, reason: str, events: int) -> None:
-        """Count events that `MergeSinks` committed to a quarantine table instead of merging them."""
+        """Count events that `MergeSinks` quarantined instead of merging them."""
         add: list[Change] = [(RECEIVED, (), events), (EVENTS, ("quarantined",), events)]
         self._numbers.change(query, target, add=[*add, (QUARANTINED, (reason,), events)])
 
 
+@cache
 def default_metrics() -> MergeMetrics:
-    """The metrics of every sink that was given none, on prometheus_client's own registry."""
-    with _DEFAULT_LOCK:
-        return _default_metrics()
+    """The metrics of every sink without its own, on prometheus_client's registry."""
+    return MergeMetrics()
 
 
 @dataclass(slots=True)
@@ -213,8 +204,7 @@ class _Distribution:
 class _Numbers(Collector):
     """Every number of one registry.
 
-    Own collector rather than prometheus_client's instruments: those lock series by series, so a
-    scrape could see a ledger that does not add up, and they add a `_created` series to each.
+    prometheus_client's instruments lock series by series and add a `_created` series to each.
     """
 
     def __init__(self) -> None:
@@ -229,7 +219,7 @@ class _Numbers(Collector):
         }
 
     def change(self, query: str, target: str, *, add: Iterable[Change] = (), store: Iterable[Change] = ()) -> None:
-        """Apply all changes at once; a scrape sees none or all of them."""
+        """Apply all changes at once."""
         sink = (_label(query), _label(target))
         with self._lock:
             self._prepare(sink)
@@ -246,7 +236,7 @@ class _Numbers(Collector):
                 self._values[instrument.name][(*sink, *extra)] = value
 
     def warn_once(self, unknown: Iterable[str]) -> None:
-        """Log each Delta metric that is not in the table, once."""
+        """Log each unknown Delta metric once."""
         with self._lock:
             new = [name for name in unknown if name not in self._warned]
             self._warned.update(new)
@@ -254,11 +244,11 @@ class _Numbers(Collector):
             tell(logger.warning, "stream_merge.unknown_delta_metric", delta_metric=name)
 
     def describe(self) -> Iterator[Family]:
-        """Families without samples, for the registry's check of names."""
+        """Families without samples."""
         return (_family(instrument) for instrument in CATALOGUE)
 
     def collect(self) -> Iterator[Family]:
-        """One consistent picture of all series."""
+        """All series, consistent with each other."""
         with self._lock:
             return iter([self._filled(instrument) for instrument in CATALOGUE])
 
@@ -286,10 +276,13 @@ class _Numbers(Collector):
 
 
 def _events(events: EventCounts, reasons: Mapping[str, int]) -> list[Change]:
-    found: list[Change] = [(EVENTS, (fate,), getattr(events, fate)) for fate in FATES]
-    found += [(RECEIVED, (), events.received), (TIES, (), events.ties)]
-    found += [(UNKNOWN_FIELDS, (), events.with_unknown_fields)]
-    return found + [(QUARANTINED, (reason,), number) for reason, number in reasons.items()]
+    return [
+        *((EVENTS, (fate,), getattr(events, fate)) for fate in FATES),
+        (RECEIVED, (), events.received),
+        (TIES, (), events.ties),
+        (UNKNOWN_FIELDS, (), events.with_unknown_fields),
+        *((QUARANTINED, (reason,), number) for reason, number in reasons.items()),
+    ]
 
 
 def _call(call: MergeResult | FailedBatch, outcome: str) -> list[Change]:
@@ -300,14 +293,15 @@ def _call(call: MergeResult | FailedBatch, outcome: str) -> list[Change]:
     ]
 
 
+_FAMILIES: Mapping[Type, type[Family]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
 def _family(instrument: Instrument) -> Family:
-    match instrument.type:
-        case "counter":
-            return CounterMetricFamily(instrument.name, instrument.help, labels=instrument.labels)
-        case "gauge":
-            return GaugeMetricFamily(instrument.name, instrument.help, labels=instrument.labels)
-        case "histogram":
-            return HistogramMetricFamily(instrument.name, instrument.help, labels=instrument.labels)
+    return _FAMILIES[instrument.type](instrument.name, instrument.help, labels=instrument.labels)
 
 
 def _bounded(instrument: Instrument, extra: tuple[str, ...]) -> tuple[str, ...]:
@@ -322,20 +316,14 @@ def _label(value: str) -> str:
 
 
 _LOCK = Lock()
-_DEFAULT_LOCK = Lock()
 _BY_REGISTRY: WeakKeyDictionary[CollectorRegistry, _Numbers] = WeakKeyDictionary()
 
 
 def _numbers_of(registry: CollectorRegistry) -> _Numbers:
-    """The numbers of a registry, registered once: a second registration of the same names would raise."""
+    """The numbers of a registry, registered once: a second registration raises."""
     with _LOCK:
         if registry not in _BY_REGISTRY:
             numbers = _Numbers()
             registry.register(numbers)
             _BY_REGISTRY[registry] = numbers
         return _BY_REGISTRY[registry]
-
-
-@cache
-def _default_metrics() -> MergeMetrics:
-    return MergeMetrics()
