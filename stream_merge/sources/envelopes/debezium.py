@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from stream_merge.sources import postgresql
 from stream_merge.sources.envelopes import base
 from stream_merge.sources.envelopes.base import (
     SNAPSHOT_READS,
+    ConnectFormat,
     Kind,
     Read,
     ReadMany,
@@ -22,9 +23,8 @@ from stream_merge.sources.envelopes.base import (
     tells_snapshot,
 )
 from stream_merge.sources.wire import connect_schema, json_table
-from stream_merge.sources.wire.connect_json import ConnectJson, Payloads
-from stream_merge.sources.wire.encodings import Encoding, refuse, shown
-from stream_merge.sources.wire.keys import JsonKey, KeyFormat
+from stream_merge.sources.wire.connect_json import Payloads
+from stream_merge.sources.wire.encodings import refuse, shown
 
 UPSERTS = frozenset("cur")
 _IMAGES = frozenset({"before", "after"})
@@ -36,25 +36,11 @@ def row_schema(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 @dataclass(kw_only=True)
-class Debezium:
-    """Reads envelopes."""
-
-    wire: ConnectJson
-    """How they are written; its rows are told by `row_schema`."""
-    key: KeyFormat = field(default_factory=JsonKey)
-    """How record keys are written."""
-
-    @property
-    def is_declared(self) -> bool:
-        """As `Format.is_declared`."""
-        return self.wire.is_declared
-
-    def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
-        """As `Format.encodings`."""
-        return self.wire.encodings(schema_id)
+class Debezium(ConnectFormat):
+    """Reads envelopes; `wire` unwraps rows by `row_schema`."""
 
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """As `Format.read`."""
+        """An envelope, taken apart."""
         payload, schema_id = self.wire.parse(value)
         op = payload.get("op")
         if op in UPSERTS or op == "d":
@@ -76,8 +62,8 @@ class Debezium:
         image = payload.get("before" if op == "d" else "after")
         fields: Mapping[str, Any]
         if op == "d":
-            of_key, of_row = (self.wire.named(part, schema_id) for part in (self.key.fields(key), image or {}))
-            fields = {**of_key, **{n: v for n, v in of_row.items() if v is not None}}
+            keys, row = (self.wire.named(part, schema_id) for part in (self.key.fields(key), image or {}))
+            fields = {**keys, **{n: v for n, v in row.items() if v is not None}}
         elif isinstance(image, dict):
             fields = self.wire.named(image, schema_id)
         else:
@@ -97,17 +83,17 @@ class Debezium:
         )
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
-        """As `Format.read_many`."""
+        """Envelopes whose row Arrow reads exactly."""
         for payloads in self.wire.payloads(values):
             row = self.wire.row_type(payloads.schema_id)
             if row is None:
                 continue
             around = self.wire.shape(payloads.schema_id, payloads.texts, without=_IMAGES)
-            if self._is_an_envelopes(around):
+            if self._is_envelope(around):
                 for part, rows in payloads.read(pa.schema([*around, *((name, row) for name in sorted(_IMAGES))])):
                     yield from _row_events(part, rows)
 
-    def _is_an_envelopes(self, around: pa.StructType) -> bool:
+    def _is_envelope(self, around: pa.StructType) -> bool:
         types = {field.name: field.type for field in around}
         source = types.get("source", pa.null())
         if types.get("op") != pa.string() or not pa.types.is_struct(source):
@@ -141,7 +127,7 @@ def _row_events(payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
 
 
 def _side_record(payload: Mapping[str, Any]) -> str | None:
-    """What a record without `op` is, by the fields that Debezium 3.4 gives it."""
+    """The type of a record without `op`, by its fields (Debezium 3.4)."""
     if "tableChanges" in payload or "ddl" in payload:
         return base.SCHEMA_CHANGE
     if "status" in payload and "id" in payload and "event_count" in payload:

@@ -1,4 +1,4 @@
-"""CSV: records are taken apart as RFC 4180 says, and each field is read exactly as its column's type, or refused."""
+"""CSV by RFC 4180: each field is read exactly as its column's type, or refused."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ OTHER_HEADER = "CSV header does not conform to the schema: "
 
 @dataclass(kw_only=True)
 class CsvRecords(Declared):
-    """Records of RFC 4180; Spark's reader tells where they end."""
+    """Records of RFC 4180; Spark's reader finds their ends."""
 
     delimiter: str
     has_header: bool
     case_sensitive: bool
     order: tuple[int, ...] | None = None
-    """Where in a record each column of the schema is; None: in the schema's order."""
+    """Index of each column of the schema in a record; None: the schema's order."""
     header: bytes | None = None
-    """Of the file, where its columns are in another order than the schema's."""
+    """The file's, where its columns are in another order than the schema's."""
     are_counted: bool = field(default=False, init=False)
-    """A record may have several lines, and Spark's reader leaves out empty ones."""
+    """A record may have several lines, and Spark's reader drops empty ones."""
 
     def are_blank(self, records: pa.BinaryArray) -> pa.BooleanArray:
-        """Spark's reader has left them out; a record of delimiters has empty fields."""
+        """Which records are empty."""
         return pc.equal(pc.binary_length(records), 0)
 
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """Take one record apart."""
+        """A record, taken apart."""
         fields = _fields(value, self.delimiter, len(self.declared))
-        texts = {name: fields[place] for name, place in self._places()}
+        texts = {name: fields[index] for name, index in self._indexes()}
         row = {name: text if text or self._is_text(name) else None for name, text in texts.items()}
         return Read(Kind.UPSERT, row, position=0)
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
-        """Take apart all records that have as many fields as the schema."""
+        """The records that have as many fields as the schema."""
         indexes, fields = split(values, self.delimiter, len(self.declared))
-        columns = [fields[n] if self._is_text(name) else _null_if_empty(fields[n]) for name, n in self._places()]
+        columns = [fields[n] if self._is_text(name) else _null_if_empty(fields[n]) for name, n in self._indexes()]
         yield ReadMany.upserts(indexes, pa.StructArray.from_arrays(columns, names=list(self.declared)))
 
     def for_file(self, first: bytes) -> tuple[CsvRecords, str | None]:
-        """Read the columns of a file by their names in its header."""
+        """The reader of a file by the names in its header, and why it must not be merged, or None."""
         if not self.has_header:
             return self, None
         wanted = list(self.declared)
@@ -72,7 +72,7 @@ class CsvRecords(Declared):
             return self, f"{OTHER_HEADER}it has {header!r}; the schema has {wanted!r}"
         return (self if order == tuple(range(len(wanted))) else replace(self, order=order, header=first)), None
 
-    def _places(self) -> Iterator[tuple[str, int]]:
+    def _indexes(self) -> Iterator[tuple[str, int]]:
         return zip(self.declared, self.order or range(len(self.declared)), strict=True)
 
     def _is_text(self, name: str) -> bool:
@@ -83,19 +83,16 @@ class CsvRecords(Declared):
 # -- records into fields -----------------------------------------------------------------------
 
 _ESCAPED = {r"\t": "\t", r"\r": "\r", r"\b": "\b", r"\f": "\f", r"\\": "\\"}
-"""How people write delimiters that a shell does not let through, and Spark takes them."""
+"""Escapes of delimiters, as Spark reads them."""
 
 
 def delimiter_of(written: str) -> str:
-    """The characters that a written delimiter stands for."""
+    """The characters of a delimiter that may be escaped."""
     return _ESCAPED.get(written, written)
 
 
 def split(records: pa.BinaryArray, delimiter: str, width: int) -> tuple[pa.Int64Array, list[pa.StringArray]]:
-    """Take records apart: those without quotes all at once, the others one by one.
-
-    Returns: which of the records have so many fields, ascending, and their fields, NULL for an unquoted empty one.
-    """
+    """The indexes of records with `width` fields, ascending, and their fields, NULL for an unquoted empty one."""
     plain_ones = pc.invert(pc.match_substring(records, b'"'))
     texts = _text(records.filter(plain_ones))
     if texts is None:
@@ -118,24 +115,20 @@ def split(records: pa.BinaryArray, delimiter: str, width: int) -> tuple[pa.Int64
 
 
 def fields_of(text: str, delimiter: str) -> list[str | None]:
-    """The fields of one record; None for an unquoted empty one.
-
-    Raises:
-        UndecodableError: a quote is not closed, or something stands behind it.
-    """
+    """The fields of one record; None for an unquoted empty one."""
     if '"' not in text:
         return [part or None for part in text.split(delimiter)]
     fields: list[str | None] = []
-    place, pattern = 0, _pattern(delimiter)
+    start, pattern = 0, _pattern(delimiter)
     while True:
-        match = pattern.match(text, place)
+        match = pattern.match(text, start)
         if match is None:
-            refuse(f"the quote at character {place + 1} is not closed, or something but a delimiter stands behind it")
+            refuse(f"the quote at character {start + 1} is not closed, or something but a delimiter stands behind it")
         quoted = match["quoted"]
         fields.append(match["plain"] or None if quoted is None else quoted.replace('""', '"'))
         if not match["end"]:
             return fields
-        place = match.end()
+        start = match.end()
 
 
 def _fields(record: bytes, delimiter: str, width: int) -> list[str | None]:
@@ -164,15 +157,12 @@ def _null_if_empty(texts: pa.StringArray) -> pa.StringArray:
 
 
 def encoding(dtype: T.DataType, zone: str, *, keeps_spelling: bool = False) -> Encoding:
-    """How a field holds a type.
+    """Encoding of a type in a field.
 
     Args:
         dtype: of the column.
-        zone: time zone of the session; a TIMESTAMP without zone is a reading of a clock there.
-        keeps_spelling: nobody has said that it is a number, so one that would be stored otherwise is refused.
-
-    Raises:
-        UndecodableError: CSV has no way to write such a value.
+        zone: of TIMESTAMPs without zone.
+        keeps_spelling: refuse numbers that would be stored in another spelling, as their type was inferred.
     """
     if keeps_spelling and isinstance(dtype, T.NumericType):
         return _as_spelled(encoding(dtype, zone))
@@ -188,7 +178,7 @@ def encoding(dtype: T.DataType, zone: str, *, keeps_spelling: bool = False) -> E
 
 
 def _from_text(inner: Encoding, one: Callable[[str], Any], many: M.Many) -> Encoding:
-    """Spaces around a value that is no text say nothing."""
+    """Encoding of a value other than text: spaces around it are ignored."""
 
     def all_at_once(texts: pa.Array) -> pa.Array | None:
         return many(pc.ascii_trim_whitespace(texts))
@@ -197,7 +187,7 @@ def _from_text(inner: Encoding, one: Callable[[str], Any], many: M.Many) -> Enco
 
 
 RESPELLED = r"^\s*([+]|-?0[0-9])"
-"""Numbers that lose something as such: 007, and +49."""
+"""Numbers whose spelling a number type loses: 007, +49."""
 
 
 def _as_spelled(inner: Encoding) -> Encoding:
@@ -225,7 +215,7 @@ def _fractional(inner: Encoding) -> Encoding:
 
 
 def _bytes(inner: Encoding) -> Encoding:
-    """The field's own bytes."""
+    """Encoding of a field's own bytes."""
     return scalar(inner.dtype, inner.arrow, str.encode, str, wire=pa.string(), many=lambda t: t.cast(pa.binary()))
 
 
