@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge.errors import ContractError
-from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, spark_message
+from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, message, outside_problem
 from stream_merge.spark import columns, parquet_footers
 from stream_merge.spark.hadoop_files import exactly
 
@@ -51,7 +51,7 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
             own = _types_in(session, [path])
         except (PySparkException, Py4JJavaError) as err:
             remedy = "rename one of them" if "COLUMN_ALREADY_EXISTS" in str(err) else _REMEDY
-            problem: str | None = unread(session, path) or f"{spark_message(err)}; {remedy}"
+            problem: str | None = unread(session, path) or f"{message(err)}; {remedy}"
             if (refused := outside_problem(err, path)) is not None:
                 raise ContractError(refused, reasons={}) from err
         else:

@@ -28,7 +28,7 @@ from stream_merge.sources.files.decoding import (
     json_encoding,
     without_mark,
 )
-from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, parse, spark_message
+from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, message, parse
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns, preflight, versions
@@ -144,7 +144,7 @@ class Folder:
                         msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
                         raise ConfigError(msg)
         except (PySparkException, Py4JJavaError) as err:
-            problem = f"{spark_message(err)}; put a {self.format} file there, or pass --schema"
+            problem = f"{message(err)}; put a {self.format} file there, or pass --schema"
             if self.format == "parquet":
                 problem = self._column_problem(session) or problem
             msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
@@ -198,7 +198,8 @@ class Folder:
         try:
             return self._read(stream, session, schema)
         except AnalysisException as err:
-            msg = f"[SOURCE_NOT_FOUND] source {self.path!r} cannot be read: {spark_message(err)}; create it, or correct the path"
+            reason = message(err)
+            msg = f"[SOURCE_NOT_FOUND] source {self.path!r} cannot be read: {reason}; create it, or correct the path"
             raise ConfigError(outside_problem(err, f"source {self.path!r}") or msg) from err
 
     def rows(self, session: SparkSession, schema: Schema) -> DataFrame:

@@ -62,7 +62,8 @@ def parse(ddl: str, *, setting: str = "--schema") -> Schema:
     try:
         fields = from_ddl(ddl)
     except ParseException as err:
-        msg = f"[INVALID_SETTING] {setting} {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {spark_message(err)}"
+        reason = message(err)
+        msg = f"[INVALID_SETTING] {setting} {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {reason}"
         raise ConfigError(msg) from err
     if not isinstance(fields, StructType) or not fields.fields:
         msg = f"[INVALID_SETTING] {setting} {ddl!r} has no columns; write it like 'id BIGINT, name STRING'"
@@ -88,7 +89,9 @@ def record(session: SparkSession, checkpoint: str, schema: Schema) -> None:
     try:
         line.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{_RECORD}")
     except (PySparkException, Py4JJavaError) as err:
-        msg = f"[NOT_WRITABLE] checkpoint {checkpoint!r} cannot be written: {spark_message(err)}; use a folder that is writable"
+        msg = (
+            f"[NOT_WRITABLE] checkpoint {checkpoint!r} cannot be written: {message(err)}; use a folder that is writable"
+        )
         raise ConfigError(outside_problem(err, f"checkpoint {checkpoint!r}") or msg) from err
 
 
@@ -98,7 +101,7 @@ def outside_problem(err: BaseException, where: str) -> str | None:
     return None if problem is None else located(where, problem)
 
 
-def spark_message(err: BaseException) -> str:
+def message(err: BaseException) -> str:
     """Spark's message without the place in its code."""
     first, _, rest = str(err).strip().partition("\n")
     java = re.match(r": [\w.$]+: (.*)", rest)  # Py4J: the first line names its own object
