@@ -28,7 +28,7 @@ from stream_merge.sources.files.decoding import (
     json_encoding,
     without_mark,
 )
-from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, message, parse
+from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, message, outside_problem, parse
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns, preflight, versions
