@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
+from functools import cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from stream_merge.sources.wire import encodings as E
 from stream_merge.sources.wire import many as M
 from stream_merge.sources.wire import times
 from stream_merge.sources.wire.encodings import Encoding, refuse, scalar, shown
-from stream_merge.sources.wire.strict_json import UndecodableError, text_of
+from stream_merge.sources.wire.strict_json import UndecodableError, utf8_text
 from stream_merge.spark.columns import resolve
 
 OTHER_HEADER = "CSV header does not conform to the schema: "
@@ -63,7 +63,7 @@ class CsvRecords(Declared):
             return self, None
         wanted = list(self.declared)
         try:
-            header = [name or "" for name in fields_of(text_of(first), self.delimiter)]
+            header = [name or "" for name in split_record(utf8_text(first), self.delimiter)]
         except UndecodableError as err:
             return self, f"{OTHER_HEADER}{err}"
         named = [resolve(name, header, case_sensitive=self.case_sensitive) for name in wanted]
@@ -86,7 +86,7 @@ _ESCAPED = {r"\t": "\t", r"\r": "\r", r"\b": "\b", r"\f": "\f", r"\\": "\\"}
 """Escapes of delimiters, as Spark reads them."""
 
 
-def delimiter_of(written: str) -> str:
+def unescape_delimiter(written: str) -> str:
     """The characters of a delimiter that may be escaped."""
     return _ESCAPED.get(written, written)
 
@@ -114,7 +114,7 @@ def split(records: pa.BinaryArray, delimiter: str, width: int) -> tuple[pa.Int64
     return at.take(order), [pa.concat_arrays(both).take(order) for both in zip(columns, more, strict=True)]
 
 
-def fields_of(text: str, delimiter: str) -> list[str | None]:
+def split_record(text: str, delimiter: str) -> list[str | None]:
     """The fields of one record; None for an unquoted empty one."""
     if '"' not in text:
         return [part or None for part in text.split(delimiter)]
@@ -132,11 +132,11 @@ def fields_of(text: str, delimiter: str) -> list[str | None]:
 
 
 def _fields(record: bytes, delimiter: str, width: int) -> list[str | None]:
-    fields = fields_of(text_of(record), delimiter)
+    fields = split_record(utf8_text(record), delimiter)
     return fields if len(fields) == width else refuse(f"the record has {len(fields)} field(s), the schema {width}")
 
 
-@functools.cache
+@cache
 def _pattern(delimiter: str) -> re.Pattern[str]:
     end = re.escape(delimiter)
     return re.compile(rf'(?:"(?P<quoted>[^"]*(?:""[^"]*)*)"|(?P<plain>(?!")(?:(?!{end})[\s\S])*))(?P<end>{end}|\Z)')
@@ -167,10 +167,10 @@ def encoding(dtype: T.DataType, zone: str, *, keeps_spelling: bool = False) -> E
     if keeps_spelling and isinstance(dtype, T.NumericType):
         return _as_spelled(encoding(dtype, zone))
     if isinstance(dtype, T.DecimalType):
-        exact = E.decimal_of_text(dtype.precision, dtype.scale)
-        return _from_text(exact, lambda text: exact.one(_number(text)), _decimals(dtype))
+        exact = E.decimal_from_text(dtype.precision, dtype.scale)
+        return _from_text(exact, lambda text: exact.one(_number(text)), partial(_decimals, dtype=dtype))
     if isinstance(dtype, T.TimestampType):
-        return times.timestamp_of_text(with_zone=True, zone=zone)
+        return times.timestamp_from_text(with_zone=True, zone=zone)
     if type(dtype) not in _FROM_TEXT and type(dtype) not in _AS_IN_JSON:
         refuse(f"CSV holds no {dtype.simpleString()}")
     inner = plain.encoding(dtype)
@@ -207,11 +207,11 @@ def _as_spelled(inner: Encoding) -> Encoding:
 
 
 def _integral(inner: Encoding) -> Encoding:
-    return _from_text(inner, lambda text: inner.one(_integer(text)), _integers(inner.arrow))
+    return _from_text(inner, lambda text: inner.one(_integer(text)), partial(_integers, dtype=inner.arrow))
 
 
 def _fractional(inner: Encoding) -> Encoding:
-    return _from_text(inner, lambda text: inner.one(_floating(text)), _floats(inner))
+    return _from_text(inner, lambda text: inner.one(_floating(text)), partial(_floats, inner=inner))
 
 
 def _bytes(inner: Encoding) -> Encoding:
@@ -244,11 +244,8 @@ def _integer(text: str) -> int:
     return int(text) if _INTEGER.fullmatch(text) else refuse(f"{shown(text)} is not an integer")
 
 
-def _integers(dtype: pa.DataType) -> M.Many:
-    def many(texts: pa.Array) -> pa.Array | None:
-        return _cast(texts, dtype) if M.all_match(texts, "^-?[0-9]{1,19}$") else None
-
-    return many
+def _integers(texts: pa.Array, *, dtype: pa.DataType) -> pa.Array | None:
+    return _cast(texts, dtype) if M.all_match(texts, "^-?[0-9]{1,19}$") else None
 
 
 def _number(text: str) -> Decimal:
@@ -258,16 +255,12 @@ def _number(text: str) -> Decimal:
         refuse(f"{shown(text)} is not a number")
 
 
-def _decimals(dtype: T.DecimalType) -> M.Many:
+def _decimals(texts: pa.Array, *, dtype: T.DecimalType) -> pa.Array | None:
     whole, scale = dtype.precision - dtype.scale, dtype.scale
-    behind = rf"(\.[0-9]{{1,{scale}}})?" if scale else ""
-
-    def many(texts: pa.Array) -> pa.Array | None:
-        if not whole or not M.all_match(texts, f"^-?[0-9]{{1,{whole}}}{behind}$"):
-            return None
-        return _cast(texts, pa.decimal128(dtype.precision, scale))
-
-    return many
+    fraction = rf"(\.[0-9]{{1,{scale}}})?" if scale else ""
+    if not whole or not M.all_match(texts, f"^-?[0-9]{{1,{whole}}}{fraction}$"):
+        return None
+    return _cast(texts, pa.decimal128(dtype.precision, scale))
 
 
 def _floating(text: str) -> int | Decimal | str:
@@ -277,14 +270,11 @@ def _floating(text: str) -> int | Decimal | str:
     return int(text) if _INTEGER.fullmatch(text) else _number(text)
 
 
-def _floats(inner: Encoding) -> M.Many:
-    def many(texts: pa.Array) -> pa.Array | None:
-        if not M.all_match(texts, r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?$"):
-            return None
-        numbers = _cast(texts, pa.float64())
-        return None if numbers is None or inner.many is None else inner.many(numbers)
-
-    return many
+def _floats(texts: pa.Array, *, inner: Encoding) -> pa.Array | None:
+    if not M.all_match(texts, r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?$"):
+        return None
+    numbers = _cast(texts, pa.float64())
+    return None if numbers is None or inner.many is None else inner.many(numbers)
 
 
 def _cast(texts: pa.Array, dtype: pa.DataType) -> pa.Array | None:

@@ -21,7 +21,7 @@ from stream_merge.sources.wire import json_table, times
 from stream_merge.sources.wire import many as M
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding, folded, json_text, scalar
-from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
+from stream_merge.sources.wire.strict_json import UndecodableError, parse, utf8_text
 from stream_merge.spark.columns import resolve
 
 UNKNOWN_FIELDS = "a line has field(s) that the schema lacks: "
@@ -232,7 +232,7 @@ class JsonLines(Declared):
                 samples.append(_object(records[i].as_py()))
             except UndecodableError:
                 continue
-        shape = json_table.shape_of(samples, pa.struct([]))
+        shape = json_table.infer_shape(samples, pa.struct([]))
         others = {one.name: one.type for one in shape if one.name not in self.declared}
         meant = {name: resolve(name, list(self.declared), case_sensitive=self.case_sensitive) for name in others}
         spelled = {column: name for name, column in meant.items() if column is not None}
@@ -272,7 +272,7 @@ Records: TypeAlias = JsonLines | CsvRecords
 
 def json_encoding(dtype: T.DataType, zone: str) -> Encoding:
     """Encoding of a type in a line: any JSON value is a text, and times without zone are in `zone`."""
-    moment = partial(times.timestamp_of_text, with_zone=True, zone=zone)
+    moment = partial(times.timestamp_from_text, with_zone=True, zone=zone)
     return plain.encoding(dtype, {**plain.SCALARS, T.StringType: _any_text, T.TimestampType: moment})
 
 
@@ -287,7 +287,7 @@ def _any_text() -> Encoding:
 
 
 def _object(record: bytes) -> dict[str, Any]:
-    value = parse(text_of(record).strip(_SPACES.decode()), exact=True)
+    value = parse(utf8_text(record).strip(_SPACES.decode()), exact=True)
     if not isinstance(value, dict):
         msg = "the line is not a JSON object"
         raise UndecodableError(msg)

@@ -19,7 +19,7 @@ from pyspark.sql.types import DateType, IntegerType, LongType, NumericType, Stri
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.model import locations, names, source_batch
 from stream_merge.sources.files import csv_records, parquet
-from stream_merge.sources.files.csv_records import OTHER_HEADER, CsvRecords, delimiter_of, fields_of
+from stream_merge.sources.files.csv_records import OTHER_HEADER, CsvRecords, split_record, unescape_delimiter
 from stream_merge.sources.files.decoding import (
     NOT_LINES,
     UNKNOWN_FIELDS,
@@ -173,7 +173,7 @@ class Folder:
         for (header,) in headers.select("header").distinct().collect():
             text = without_mark(bytes(header)).decode("utf-8", "replace").lower()
             try:
-                names = tuple(name or "" for name in fields_of(text, delimiter_of(self.delimiter)))
+                names = tuple(name or "" for name in split_record(text, unescape_delimiter(self.delimiter)))
             except UndecodableError:  # the file is refused when it is read
                 continue
             if orders.setdefault(tuple(sorted(names)), names) != names:
@@ -254,7 +254,7 @@ class Folder:
             )
         return CsvRecords(
             declared=encodings,
-            delimiter=delimiter_of(self.delimiter),
+            delimiter=unescape_delimiter(self.delimiter),
             has_header=has_header,
             case_sensitive=columns.is_case_sensitive(session),
             order=order,
@@ -301,7 +301,7 @@ class Folder:
             header = without_mark(bytes(first[0]))
         elif before is not None and header is None:
             quoted = ('"' + name.replace('"', '""') + '"' for name in before.fields.names)
-            header = delimiter_of(self.delimiter).join(quoted).encode()
+            header = unescape_delimiter(self.delimiter).join(quoted).encode()
         if header is not None:
             lines, problem = self._records(session, schema, schema.fields, has_header=True).for_file(header)
             if problem is None and isinstance(lines, CsvRecords):

@@ -1,4 +1,4 @@
-"""Records of Kafka Connect's JSON converter (Kafka 4.1): with a schema block in each record, or without."""
+"""Records of Kafka Connect's JSON converter (Kafka 4.1), with or without schema blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from stream_merge.sources.wire import connect_schema, json_table
 from stream_merge.sources.wire.encodings import Encoding, folded, refuse
 from stream_merge.sources.wire.keys import WITH_BLOCK
-from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
+from stream_merge.sources.wire.strict_json import UndecodableError, parse, utf8_text
 
 DECLARED = ""
 """Id of the schema that the job declares."""
@@ -50,16 +50,16 @@ class ConnectJson:
 
     row_schema: RowSchema
     declared: Mapping[str, Encoding] | None = None
-    """How columns are written in records without a schema block; None: such a row is refused."""
+    """Column -> encoding in records without a schema block; None: such a row is refused."""
     placeholder: str = connect_schema.PLACEHOLDER
     """Debezium's `unavailable.value.placeholder`."""
     wanted: Mapping[str, T.DataType] = field(default_factory=dict)
-    """Types that the job declares for columns whose digits are open."""
+    """Column -> type that the job declares for numbers of open scale."""
     _known_starts: dict[str, str | None] = field(default_factory=dict, repr=False)
     """Text of a record up to its payload -> schema id."""
     _known: dict[str, Mapping[str, Encoding]] = field(default_factory=dict, repr=False)
     _shapes: dict[str, pa.StructType] = field(default_factory=dict, repr=False)
-    """Schema id -> what is around the rows."""
+    """Schema id -> result of `shape`."""
 
     @property
     def is_declared(self) -> bool:
@@ -68,7 +68,7 @@ class ConnectJson:
 
     def parse(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
         """The payload of a record, and the id of the schema of its row; None where it has none."""
-        payload, schema_id = self._unwrapped(text_of(value))
+        payload, schema_id = self._unwrapped(utf8_text(value))
         if not isinstance(payload, dict):
             refuse("the value is not an object")
         return payload, schema_id
@@ -136,10 +136,10 @@ class ConnectJson:
         samples = []
         for text in texts.take(pa.arange(0, len(texts), len(texts) // _SAMPLES + 1)).to_pylist():
             with suppress(UndecodableError):
-                sample = parse(text_of(text))
+                sample = parse(utf8_text(text))
                 if isinstance(sample, dict):
                     samples.append({name: value for name, value in sample.items() if name not in without})
-        self._shapes[schema_id] = json_table.shape_of(samples, self._shapes.get(schema_id, pa.struct([])))
+        self._shapes[schema_id] = json_table.infer_shape(samples, self._shapes.get(schema_id, pa.struct([])))
         return self._shapes[schema_id]
 
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:

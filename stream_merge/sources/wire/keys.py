@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge.sources.wire import connect_schema
-from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
+from stream_merge.sources.wire.strict_json import UndecodableError, parse, utf8_text
 
 WITH_BLOCK = frozenset({"schema", "payload"})
 """Fields of a record of Kafka Connect's JSON converter with schemas enabled (Kafka 4.1)."""
@@ -48,7 +48,7 @@ class JsonKey(KeyFormat):
         """JSON values of the key columns."""
         if key is None:
             return {}
-        value = parse(text_of(key), exact=True)
+        value = parse(utf8_text(key), exact=True)
         if isinstance(value, dict) and value.keys() == WITH_BLOCK:
             value = value["payload"]
         if self.only is not None and isinstance(value, str | int | float | Decimal):
@@ -64,7 +64,7 @@ class JsonKey(KeyFormat):
 
     def schema(self, key: bytes) -> str | None:
         """Id of the schema in a key's block, or None."""
-        value = parse(text_of(key))
+        value = parse(utf8_text(key))
         if not isinstance(value, dict) or value.keys() != WITH_BLOCK or not isinstance(value["schema"], dict):
             return None
         fields = value["schema"].get("fields")
@@ -85,7 +85,7 @@ class TextKey(KeyFormat):
         """The text, or the number, of the key column."""
         if key is None:
             return {}
-        text = text_of(key)
+        text = utf8_text(key)
         if not self.is_integer:
             return {self.only: text}
         value = parse(text)
