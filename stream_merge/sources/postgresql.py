@@ -1,4 +1,4 @@
-"""PostgreSQL as Debezium 3.4 writes it: positions in its log, and the schema blocks that topics may leave out."""
+"""PostgreSQL in Debezium 3.4: positions in its log, and schemas of its types for topics without schema blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HstoreHandling = Literal["json", "map"]
 Schema = dict[str, Any]
 
 _LAST_COMMIT = r'\A\["(?P<lsn>[0-9]{1,18})",'
-"""In `sequence`; Python and Arrow (RE2) read it alike."""
+"""Of `sequence`, for Python and Arrow (RE2)."""
 _MILLIS_DIGITS = 3
 _DECLARED = re.compile(
     r"\s*(?P<name>[a-z][a-z0-9_ ]*?)\s*(?:\(\s*(?P<first>\d+)\s*(?:,\s*(?P<second>-?\d+)\s*)?\))?"
@@ -59,11 +59,8 @@ _PLAIN: dict[str, Schema] = {
     "oid": {"type": "int64"},
     "real": {"type": "float"},
     "double precision": {"type": "double"},
-    "text": {"type": "string"},
-    "inet": {"type": "string"},
-    "cidr": {"type": "string"},
-    "macaddr": {"type": "string"},
-    "macaddr8": {"type": "string"},
+    **{name: {"type": "string"} for name in ("text", "inet", "cidr", "macaddr", "macaddr8")},
+    **{f"{name}range": {"type": "string"} for name in ("int4", "int8", "num", "ts", "tstz", "date")},
     "uuid": {"type": "string", "name": "io.debezium.data.Uuid"},
     "json": {"type": "string", "name": "io.debezium.data.Json"},
     "jsonb": {"type": "string", "name": "io.debezium.data.Json"},
@@ -71,21 +68,15 @@ _PLAIN: dict[str, Schema] = {
     "ltree": {"type": "string", "name": "io.debezium.data.Ltree"},
     "enum": {"type": "string", "name": "io.debezium.data.Enum"},
     "tsvector": {"type": "string", "name": "io.debezium.data.Tsvector"},
-    "int4range": {"type": "string"},
-    "int8range": {"type": "string"},
-    "numrange": {"type": "string"},
-    "tsrange": {"type": "string"},
-    "tstzrange": {"type": "string"},
-    "daterange": {"type": "string"},
     "timestamp with time zone": {"type": "string", "name": "io.debezium.time.ZonedTimestamp"},
     "time with time zone": {"type": "string", "name": "io.debezium.time.ZonedTime"},
     "varbit": {"type": "bytes", "name": "io.debezium.data.Bits"},
 }
-"""Types that every setting of the connector writes alike."""
+"""Types whose form depends on no setting of the connector."""
 
 
 class AmbiguousTypeError(ValueError):
-    """A declared type that does not say how its values are written; the text says what to add."""
+    """A declared type that leaves the form of its values open; the text says what to add."""
 
 
 POSITION_FIELD = "lsn"
@@ -124,20 +115,14 @@ def last_commits(sequences: pa.StringArray) -> pa.Int64Array:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Modes:
-    """Settings of the connector that change how values are written; None: not stated."""
+    """Settings of the connector, `time.precision.mode` and so on; None: not stated."""
 
     time_precision: TimePrecision | None = None
-    """`time.precision.mode`."""
     decimal_handling: DecimalHandling | None = None
-    """`decimal.handling.mode`."""
     binary_handling: BinaryHandling | None = None
-    """`binary.handling.mode`."""
     interval_handling: IntervalHandling | None = None
-    """`interval.handling.mode`."""
     hstore_handling: HstoreHandling | None = None
-    """`hstore.handling.mode`."""
     money_fraction_digits: int | None = None
-    """`money.fraction.digits`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,37 +131,28 @@ class _Declared:
     first: int | None
     second: int | None
 
-    @property
-    def precision(self) -> int | None:
-        return self.first
-
 
 def connect_schema(declared: str, modes: Modes) -> Schema:
-    """The schema that Debezium would send for a column of a PostgreSQL type.
+    """Debezium's schema of a column, declared as in CREATE TABLE, such as `numeric(10,2)`; an enum type is `enum`.
 
-    Args:
-        declared: as in CREATE TABLE, such as `numeric(10,2)`, `timestamp(3)`, `text[]`; an enum type is `enum`.
-        modes: how the connector is set.
-
-    Raises:
-        AmbiguousTypeError: the type is unknown, or leaves open how its values are written.
+    Raises `AmbiguousTypeError`.
     """
-    found = _DECLARED.fullmatch(declared)
-    if found is None:
+    match = _DECLARED.fullmatch(declared)
+    if match is None:
         msg = f"{declared!r} is not a PostgreSQL type"
         raise AmbiguousTypeError(msg)
-    name = " ".join(found["name"].lower().split())
+    name = " ".join(match["name"].lower().split())
     name = _ALIASES.get(name, name)
-    zone = (found["zone"] or "").lower()
+    zone = (match["zone"] or "").lower()
     if name in {"timestamptz", "timetz"} or zone == "with time zone":
         name = f"{name.removesuffix('tz')} with time zone"
     parsed = _Declared(
         name=name,
-        first=int(found["first"]) if found["first"] else None,
-        second=int(found["second"]) if found["second"] else None,
+        first=int(match["first"]) if match["first"] else None,
+        second=int(match["second"]) if match["second"] else None,
     )
     schema = _schema(parsed, modes, declared)
-    if found["array"]:
+    if match["array"]:
         return {"type": "array", "items": {**schema, "optional": True}, "optional": True}
     return {**schema, "optional": True}
 
@@ -186,7 +162,7 @@ def _schema(declared: _Declared, modes: Modes, text: str) -> Schema:
         return _PLAIN[declared.name]
     by_mode: dict[str, Callable[[], Schema]] = {
         "bit": lambda: _bits(declared),
-        "bytea": lambda: _bytes(_stated(modes.binary_handling, "binary.handling.mode", text)),
+        "bytea": lambda: _BYTEA.get(_stated(modes.binary_handling, "binary.handling.mode", text), _TEXT),
         "numeric": lambda: _numeric(declared, _stated(modes.decimal_handling, "decimal.handling.mode", text), text),
         "money": lambda: _money(modes, text),
         "date": lambda: _DATES.get(_stated(modes.time_precision, "time.precision.mode", text), _DAYS),
@@ -209,6 +185,8 @@ def _stated(mode: Any, setting: str, text: str) -> Any:
     return mode
 
 
+_TEXT = {"type": "string"}
+_BYTEA: Mapping[str, Schema] = {"bytes": {"type": "bytes"}}
 _DAYS = {"type": "int32", "name": "io.debezium.time.Date"}
 _DATES: Mapping[str, Schema] = {
     "connect": {"type": "int32", "name": "org.apache.kafka.connect.data.Date"},
@@ -240,10 +218,6 @@ def _bits(declared: _Declared) -> Schema:
     return {"type": "bytes", "name": "io.debezium.data.Bits", "parameters": {"length": str(declared.first)}}
 
 
-def _bytes(mode: str) -> Schema:
-    return {"type": "bytes"} if mode == "bytes" else {"type": "string"}
-
-
 def _numeric(declared: _Declared, mode: str, text: str) -> Schema:
     if mode == "double":
         return {"type": "double"}
@@ -271,8 +245,10 @@ def _decimal(precision: int, scale: int, text: str) -> Schema:
             f"{text!r} has more digits than Delta's decimals (38); set the connector's decimal.handling.mode to string"
         )
         raise AmbiguousTypeError(msg)
-    written = scale if scale >= 0 else scale + NEGATIVE_SCALES
-    parameters = {"scale": str(written), "connect.decimal.precision": str(precision)}
+    parameters = {
+        "scale": str(scale if scale >= 0 else scale + NEGATIVE_SCALES),
+        "connect.decimal.precision": str(precision),
+    }
     return {"type": "bytes", "name": DECIMAL, "parameters": parameters}
 
 
@@ -301,8 +277,8 @@ def _timestamp(declared: _Declared, mode: str, text: str) -> Schema:
 
 
 def _in_millis(declared: _Declared, text: str) -> bool:
-    """Debezium's adaptive modes write milliseconds for up to three digits; PostgreSQL's own default is six."""
-    if declared.precision is None:
+    """Whether Debezium's adaptive modes write milliseconds: up to three digits; PostgreSQL's default is six."""
+    if declared.first is None:
         msg = f"{text!r} lacks its precision; write '{declared.name}(6)', or the column's precision"
         raise AmbiguousTypeError(msg)
-    return declared.precision <= _MILLIS_DIGITS
+    return declared.first <= _MILLIS_DIGITS
