@@ -1,8 +1,7 @@
-"""What `files` merges in one batch: all of its files are there, in types that the schema holds, or nothing is merged.
+"""Batches of `files`: merged only if all of their files exist, in types that the schema holds.
 
-Spark passes over a planned file that is gone without a word (Spark 4.2, `FileStreamSource.getBatch` with
-`checkFilesExist = false`), and after a kill its first batch may hold more files than one trigger takes: those that it
-had noted, and those that came since.
+Spark 4.2 silently skips a planned file that is gone (`FileStreamSource.getBatch` with `checkFilesExist = false`),
+and after a kill its first batch may have more files than one trigger takes.
 """
 
 from __future__ import annotations
@@ -31,30 +30,17 @@ from stream_merge.spark.streaming import files_of, streaming_query
 
 _SHOWN = 5
 MARKER = "_SUCCESS"
-"""Spark and Hadoop's committers write it into a folder when all of its files are there."""
+"""File that Spark and Hadoop's committers write last."""
 
 
 class PlannedRead:
-    """A sink for the batches of a file source.
-
-    Args:
-        sink: merges.
-        schema: what to read.
-        is_parquet: whether the files have types of their own.
-        most_undecodable: of a batch.
+    """A sink for the batches of a file source, which refuses missing files and other types.
 
     Cost: the names of the batch's files, from Spark's plan; of a batch that is not merged yet three small files of the
     checkpoint, and the status of each file that Spark does not read; the footers of Parquet files.
     """
 
-    def __init__(
-        self,
-        sink: MergeSink,
-        schema: Schema,
-        *,
-        is_parquet: bool,
-        most_undecodable: MostUndecodable,
-    ) -> None:
+    def __init__(self, sink: MergeSink, schema: Schema, *, is_parquet: bool, most_undecodable: MostUndecodable) -> None:
         self._sink = sink
         self._schema = schema
         self._is_parquet = is_parquet
@@ -62,40 +48,33 @@ class PlannedRead:
 
     @property
     def last_result(self) -> MergeResult | None:
-        """Result of the sink's last batch."""
+        """The sink's last result."""
         return self._sink.last_result
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Merge a micro-batch.
-
-        Raises:
-            ContractError: a file is gone, or has a type that the schema's does not hold.
-            ConfigError: the checkpoint does not list the files of the batch.
-        """
+        """Merge a micro-batch."""
         began = time.perf_counter()
         with self._sink._calls.reading(batch_df, batch_id, began):
             read = files_of(batch_df)
             if self._is_parquet and read:
                 refuse_other_types(batch_df.sparkSession, read, self._schema)
-        # Once, however often it is asked: what Spark has planned does not change.
-        expect_whole = cache(partial(self._expect_whole, batch_df, batch_id, read))
-        # `foreachBatch` calls nothing but this.
+        # Cached: Spark's plan does not change.
+        expect_whole = cache(partial(self._expect_all_files, batch_df, batch_id, read))
         intake = Intake(calls="every", began=began, expect_whole=expect_whole, most_undecodable=self._most_undecodable)
         self._sink._calls.merge(batch_df, batch_id, intake)
 
-    def _expect_whole(self, batch_df: DataFrame, batch_id: int, read: Sequence[str]) -> None:
+    def _expect_all_files(self, batch_df: DataFrame, batch_id: int, read: Sequence[str]) -> None:
         session = batch_df.sparkSession
         query = streaming_query(batch_df)
-        place = None if query is None else query.checkpoint
-        checkpoint = None if place is None else Checkpoint.in_session(session, place)
-        planned = [] if checkpoint is None else checkpoint.files(batch_id)
+        path = None if query is None else query.checkpoint
+        planned = [] if path is None else Checkpoint.in_session(session, path).files(batch_id)
         if not planned:
             msg = (
                 f"[CHECKPOINT_NOT_USABLE] the checkpoint does not list the files of batch {batch_id}; use a supported"
                 " Spark version, and one checkpoint per query"
             )
             raise ConfigError(msg, batch_id=batch_id)
-        known = {unquote(file) for file in read}
+        known = set(map(unquote, read))
         states = {file: state(session, file) for file in map(unquote, planned) if file not in known}
         late = [file for file, now in states.items() if now is not None and now.bytes]
         if late:
@@ -120,21 +99,13 @@ def _listed(files: Sequence[str]) -> str:
 
 
 class FullCopy:
-    """The files of a copy, in the state that they have now.
-
-    Args:
-        session: lists and reads the files.
-        source: the folder, or the single file.
-
-    Raises:
-        ConfigError: it is neither a file nor a folder with `_SUCCESS`.
-    """
+    """The current files of a full copy: a single file, or a folder with `_SUCCESS`."""
 
     def __init__(self, session: SparkSession, source: Folder) -> None:
         self._session = session
         self._path = source.path
         self.source = replace(source, path=exactly(source.path))
-        """The same folder, its path taken literally."""
+        """The folder with its path as a literal."""
         self._files = self._states()
         if not self._files.keys() & {"", MARKER}:
             msg = (
@@ -144,17 +115,9 @@ class FullCopy:
             raise ConfigError(msg)
 
     def merge(self, sink: MergeSink, rows: DataFrame, schema: Schema, *, label: str) -> MergeResult:
-        """Merge the copy.
+        """Merge the copy's rows; refused if it is incomplete, changes meanwhile, or has other types.
 
-        Args:
-            sink: merges.
-            rows: of the copy.
-            schema: what they were read with.
-            label: name of the job, for metrics and errors.
-
-        Raises:
-            ContractError: it is incomplete, changes while it is read, or a Parquet file has other types.
-            QueryFailedError: Spark failed.
+        `label` names the job in metrics and errors.
         """
         expect_types = cache(partial(self._expect_types, rows, schema))
 
@@ -194,7 +157,7 @@ class FullCopy:
             for name, state in self._files.items()
             if marker is not None and state.modified_millis > marker.modified_millis and name[0] not in "._"
         ]
-        if later:  # a copy of a folder, in the order of names, begins with the marker
+        if later:  # a copy of a folder in the order of names starts with the marker
             msg = (
                 f"[SNAPSHOT_INCOMPLETE] snapshot {self._path!r} has a {MARKER} older than {len(later)} of its files,"
                 f" such as {min(later)!r}; when all files are there, write {MARKER} again"
@@ -202,7 +165,7 @@ class FullCopy:
             raise ContractError(msg, reasons={})
 
     def _states(self) -> dict[str, State]:
-        """The files by their names in the folder; a single file has none."""
+        """Path below the folder -> state; a single file has an empty path."""
         root = qualified_path(self._session, self._path)
         below = states_below(self._session, self._path)
         return {path.removeprefix(root).lstrip("/"): state for path, state in below.items()}

@@ -1,4 +1,4 @@
-"""`stream-merge files`: merge a folder of change files, once or for as long as files arrive."""
+"""`stream-merge files`: merges a folder of change files, once or continuously."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilesSettings:
-    """What to read, and how to merge it; the merge settings are those of `MergeSink`."""
+    """Source and merge settings; the latter are those of `MergeSink`."""
 
     folder: Folder
     target: TableRef
@@ -56,46 +56,34 @@ class FilesSettings:
     quarantine_target: TableRef | None = None
     schema_evolution: SchemaEvolution = False
     table_properties: Mapping[str, str] = field(default_factory=dict)
-    """Of a target that is created."""
     target_filter: str | None = None
     single_writer: bool = False
     shape: Shape = field(default_factory=Changes)
-    """What the files mean for the table."""
     name: str | None = None
     schema: str | None = None
-    """Spark DDL. None: as recorded with the checkpoint, else inferred from the files that are there."""
+    """Spark DDL. None: the schema recorded in the checkpoint, else inferred."""
     max_files_per_trigger: int | None = None
-    """None: everything that is there makes one micro-batch."""
+    """None: all available files."""
     max_quarantine_share: float = 0.5
-    """The share of a batch's records that may be undecodable."""
+    """Largest share of undecodable records in a batch."""
     once: bool = False
-    """End when everything that is there has been merged."""
+    """End when all available files have been merged."""
 
     @property
     def label(self) -> str:
-        """Name of the query, and label of its metrics."""
+        """Query name and label of metrics."""
         return self.name if self.name is not None else self.target.last
 
     @property
     def quarantine(self) -> TableRef:
-        """Where the sink puts events that break the contract."""
+        """The quarantine table."""
         return self.quarantine_target or self.target.quarantine
 
 
 def run(
     settings: FilesSettings, *, console: Console, start_session: Callable[[], SparkSession], metrics_url: str
 ) -> list[MergeResult]:
-    """Merge the files.
-
-    Returns:
-        The results of the newest micro-batches.
-
-    Raises:
-        ConfigError: settings, source or target cannot work.
-        ContractError: a file does not fit the schema as a whole.
-        StreamMergeError: whatever else the sink raises.
-        QueryFailedError: Spark failed.
-    """
+    """Merge the files; returns the results of the newest micro-batches."""
     if settings.shape.is_whole and not (settings.once and settings.max_files_per_trigger is None):
         msg = (
             f"[CONFLICTING_SETTINGS] --shape {settings.shape.name} merges the full copy in --source and exits: set"
@@ -109,17 +97,14 @@ def run(
         raise ConfigError(closed, target=settings.target)
     if locations.local_path(settings.checkpoint) is not None:
         _expect_files(Checkpoint.on_disk(settings.checkpoint))
-    with _alone(settings) as held:
-        return _run(settings, sink, held, console=console, start_session=start_session, metrics_url=metrics_url)
+    with _locked(settings) as stack:
+        return _run(settings, sink, stack, console=console, start_session=start_session, metrics_url=metrics_url)
 
 
 def replay_quarantine(
     settings: FilesSettings, *, console: Console, start_session: Callable[[], SparkSession]
 ) -> Replayed:
-    """Merge those quarantined records of the files that can be read by now, and mark them.
-
-    Raises: as `run`.
-    """
+    """Merge the files' quarantined records that are readable now, and mark them."""
     if settings.shape.is_whole:
         msg = (
             f"[SHAPE_NEEDS_FULL_COPY] quarantined records are not a snapshot of {settings.target!r}; repair the file in"
@@ -134,11 +119,11 @@ def replay_quarantine(
         raise ConfigError(msg, target=settings.target)
     _sink(settings)  # checks the settings before Spark starts
     status = partial(screen.print_status, console)
-    with _alone(settings) as held:
+    with _locked(settings) as stack:
         with console.status("starting Spark"):
             session = start_session()
         preflight.refuse_forgetful_catalog(session, settings.target)
-        _hold_named(session, settings, held)
+        _lock_named(session, settings, stack)
         into = _expect_table(session, settings)
         if into is None:
             msg = (
@@ -167,27 +152,27 @@ def replay_quarantine(
 
 
 @contextmanager
-def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
-    """Keep other processes from the checkpoint and, on a local disk, from the table."""
+def _locked(settings: FilesSettings) -> Iterator[ExitStack]:
+    """Lock the checkpoint and, on a local disk, the table."""
     who, lock = _who(settings), locations.beside_folder(settings.checkpoint, "lock")
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if lock is not None:
-            holder = held.enter_context(locks.locked(lock, who))
+            holder = stack.enter_context(locks.locked(lock, who))
             if holder is not None:
                 msg = (
                     f"[CHECKPOINT_LOCKED] {holder} is using checkpoint {settings.checkpoint!r}; end that process, or"
                     " use another checkpoint"
                 )
                 raise HeldError(msg, target=settings.target)
-        held.enter_context(locks.only_writer(settings.target, who))
-        yield held
+        stack.enter_context(locks.only_writer(settings.target, who))
+        yield stack
 
 
-def _hold_named(session: SparkSession, settings: FilesSettings, held: ExitStack) -> None:
-    """Keep other processes from a table whose location only a catalog knows."""
+def _lock_named(session: SparkSession, settings: FilesSettings, stack: ExitStack) -> None:
+    """Lock a table by the location in its catalog."""
     location = spark_table.named_location(session, settings.target)
     if location is not None:
-        held.enter_context(locks.only_writer(settings.target, _who(settings), location))
+        stack.enter_context(locks.only_writer(settings.target, _who(settings), location))
 
 
 def _who(settings: FilesSettings) -> str:
@@ -197,7 +182,7 @@ def _who(settings: FilesSettings) -> str:
 def _run(
     settings: FilesSettings,
     sink: MergeSink,
-    held: ExitStack,
+    stack: ExitStack,
     *,
     console: Console,
     start_session: Callable[[], SparkSession],
@@ -207,7 +192,7 @@ def _run(
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
     preflight.refuse_forgetful_catalog(session, settings.target)
-    _hold_named(session, settings, held)
+    _lock_named(session, settings, stack)
     table = _expect_table(session, settings)
     with console.status(f"reading the files in {escape_line(settings.folder.path)}"):
         copy = FullCopy(session, settings.folder) if settings.shape.is_whole else None
@@ -223,7 +208,7 @@ def _run(
     status("schema", f"{schema} ({origin})")
     status("metrics", metrics_url)
     tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
-    # Also if no file is new: a process without series looks like one without a job.
+    # Also without new files: a process without series looks like one without a job.
     default_metrics().prepare(settings.label, sink._calls.spec.label)
     merged = screen.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
     with queries.stop_on_signal(partial(status, "stop")) as stopping, screen.Screen(console) as shown:
@@ -276,7 +261,7 @@ def _sink(settings: FilesSettings, app_id: str | None = None) -> MergeSink:
 
 
 def _missing(source: str) -> str | None:
-    """The problem of a source that does not exist; None where only Hadoop can tell: for a pattern, or by its confs."""
+    """The problem of a missing source; None where only Hadoop knows: for a pattern, or by its confs."""
     local = locations.local_path(source)
     if local is None or local.exists() or GLOB.search(source) or is_submitted() or "HADOOP_CONF_DIR" in os.environ:
         return None
@@ -284,7 +269,7 @@ def _missing(source: str) -> str | None:
 
 
 def _expect_files(checkpoint: Checkpoint) -> None:
-    """Whose query reads something else goes on by its own positions, which mean nothing here."""
+    """Refuse the checkpoint of a query that does not read files."""
     if checkpoint.reads_files() is False:
         msg = (
             f"[CHECKPOINT_MISMATCH] checkpoint {checkpoint.path!r} belongs to a query that does not read files, such as"
@@ -294,10 +279,7 @@ def _expect_files(checkpoint: Checkpoint) -> None:
 
 
 def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapshot | None:
-    """Check the table at the start: the sink would do so at the first batch, and without new files there is none.
-
-    Returns: the table; None if it does not exist.
-    """
+    """The table, checked also where there is no first batch; None if it does not exist."""
     location = spark_table.location(session, settings.target)
     places.expect_scheme(settings.target, location)
     checkpoint = Checkpoint.in_session(session, settings.checkpoint)
@@ -318,7 +300,7 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapsh
 
 
 def _schema(session: SparkSession, settings: FilesSettings, folder: Folder) -> tuple[Schema, str]:
-    """The schema, and where it comes from; later runs read the one that is kept."""
+    """The schema and its origin; later runs use the recorded one."""
     if settings.schema is not None:
         return parse(settings.schema), "as given"
     known = recorded(session, settings.checkpoint)

@@ -1,4 +1,4 @@
-"""What a person sees while micro-batches are merged: a table that grows on a terminal, a line per batch elsewhere."""
+"""Output of running queries: a live table on a terminal, a line per micro-batch elsewhere; totals at the end."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from stream_merge.model.results import FATES, PHASES, EventCounts, MergeResult, 
 
 _LOG = logging.getLogger("stream_merge")
 _ROWS = 12
-"""Micro-batches on the screen; older ones scroll out of the table."""
+"""Micro-batches in the table."""
 _PLAIN_WIDTH, _WIDE_WIDTH = 108, 140
-"""Columns of a terminal from which on words fit that are not cut short, and phases beside them."""
+"""Least widths of a terminal for full words, and for phases beside them."""
 _PHASES_IN_TABLE = 3
 _NEGLIGIBLE_SECONDS = 0.05
 """Phases shorter than this are not named."""
@@ -89,8 +89,8 @@ class Screen:
     """The running table of micro-batches.
 
     Args:
-        console: where to show it.
-        batches: how many are expected; None when nobody knows.
+        console: for output.
+        batches: expected count; None if unknown.
         several_streams: name the stream of each micro-batch.
     """
 
@@ -142,7 +142,7 @@ class Screen:
             self._console.print(self._line(stream, result), highlight=False, soft_wrap=True)
 
     def behind(self, stream: str, events: int) -> None:
-        """Show how many events a stream without a micro-batch has before it; where nothing is drawn, once."""
+        """Show the lag of a stream without micro-batch; once where there is no terminal."""
         text = f"{events:,} events behind, no batch yet"
         if stream not in self._notes and not self._console.is_terminal:
             self._console.print(f"{escape_line(stream)}: {text}", highlight=False, soft_wrap=True)
@@ -223,7 +223,7 @@ def _topics(query: str) -> str:
 
 
 def ledger(counts: EventCounts) -> Table:
-    """What became of every event, with the sum."""
+    """The events by fate, with the sum."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(justify="right")
     table.add_column()
@@ -321,6 +321,6 @@ def _tries(result: MergeResult) -> str:
 
 
 def phases(seconds: Mapping[Phase, float], most: int | None = None) -> str:
-    """Where the time of a batch went, the longest phase first; negligible ones are left out."""
+    """The phases of a batch, the longest first, without negligible ones."""
     named = {phase: spent for phase in PHASES if (spent := seconds.get(phase, 0.0)) >= _NEGLIGIBLE_SECONDS}
     return ", ".join(f"{phase} {spent:.1f}" for phase, spent in sorted(named.items(), key=lambda item: -item[1])[:most])
