@@ -31,7 +31,7 @@ from stream_merge.cli.screens import versions
 from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.kafka import jars, quarantined
 from stream_merge.jobs.kafka import run as run_job
-from stream_merge.jobs.kafka.check import check as look
+from stream_merge.jobs.kafka.check import check as check_job
 from stream_merge.jobs.kafka.check import refuse_places
 from stream_merge.jobs.kafka.control import (
     answer_replay,
@@ -131,11 +131,7 @@ def _run(settings: JobSettings, start: Callable[[], SparkSession], server: Metri
     status("Spark", "starting")
     session = start()
     merged = {
-        query.name: screen.Merged(
-            name=query.name,
-            target=query.target,
-            quarantine=query.target.quarantine,
-        )
+        query.name: screen.Merged(name=query.name, target=query.target, quarantine=query.target.quarantine)
         for query in settings.queries
     }
     with (
@@ -170,7 +166,7 @@ def check(job: JobFile, *, jars_in: Jars = None) -> None:
     'run' needs. Needs no Java. Exit codes: 0 no problem; 2 problems.
     """
     with errors_as_sentences():
-        findings = list(look(load(job), jars_in=jars_in))
+        findings = list(check_job(load(job), jars_in=jars_in))
     for finding in findings:
         mark = "[red]problem[/]" if finding.is_problem else "ok"
         where = "job" if finding.query is None else finding.query
@@ -248,19 +244,19 @@ def replay_quarantined(
                 answer = _replayed(one, request, start)
                 if answer.error is not None:
                     failed.add(Verdict(answer.exit_code or CONFIGURATION))
-                said = located(one.name, as_settings(one.name, answer.said()))
-                OUT.print(escape(said), highlight=False, soft_wrap=True)
+                line = located(one.name, as_settings(one.name, answer.said()))
+                OUT.print(escape(line), highlight=False, soft_wrap=True)
     if failed:
         raise typer.Exit(worst_of(failed).value)
 
 
 def _places(chosen: Sequence[QuerySettings]) -> list[str]:
-    """Where a session has to reach."""
+    """Locations that the session needs stores for."""
     return [place for query in chosen for place in (query.target, query.checkpoint)]
 
 
 def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkSession]) -> Replayed:
-    """By the job that runs the query, however long its batch takes; where none does, or it ends before, by this one."""
+    """Replay by the running job, however long its batch takes; without one, or after its end, by this process."""
     tables = (query.target, query.target.quarantine)
     if not any(map(_may_exist, tables)):  # no folders for locks where nothing has run
         return Replayed(id=request.id)
@@ -281,16 +277,16 @@ def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkS
             is_asked = True
             ask_for_replay(query, request)
         is_waiting = replay_is_asked(query, request)
-        found = replay_answer(query, request)
-        if found is not None:
-            return found
-        if not is_waiting:  # another command's request took its place, or its answer
+        reply = replay_answer(query, request)
+        if reply is not None:
+            return reply
+        if not is_waiting:  # another command replaced the request or took its answer
             ask_for_replay(query, request)
         time.sleep(_POLL_SECONDS)
 
 
 def _may_exist(table: TableRef) -> bool:
-    """Whether a table is there, unless only Spark or a store can tell."""
+    """Whether a table exists, or only Spark or a store knows."""
     return table.local is None or table.local.exists()
 
 
@@ -318,7 +314,7 @@ def history(
     """Show which offsets each table version contains; the last line is planned, not committed. Needs no Java."""
     with errors_as_sentences():
         for one in _chosen(load(job), query):
-            versions.show(trail(one), one, console=OUT)
+            versions.show_history(trail(one), one, console=OUT)
 
 
 @app.command()

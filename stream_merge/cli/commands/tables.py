@@ -1,4 +1,4 @@
-"""`demo`, `files`, `explain` and `maintain`: commands about a table and what is merged into it."""
+"""`demo`, `files`, `explain` and `maintain`: commands about a table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stream_merge.cli.commands.shared import (
     session_confs,
     session_starter,
 )
-from stream_merge.cli.screens.explained import show as show_explained
+from stream_merge.cli.screens.versions import show_explained
 from stream_merge.demo.run import DemoSettings
 from stream_merge.demo.run import run as run_demo
 from stream_merge.errors import ConfigError
@@ -59,8 +59,8 @@ _ASSIGNMENT = re.compile(r"\s*(?P<column>`(?:[^`]|``)+`|[^=`]*[^=`\s])\s*=\s*(?P
 
 _DEMO = DemoSettings()
 _SHORT_LIVED = {
-    # Optimising code that runs for a minute took a third of all CPU time (measured on 2 cores). Without the second
-    # compiler, Java 17 keeps only 48 MB for compiled code, which is too little for Spark.
+    # In a run of a minute the second compiler took a third of all CPU time (2 cores). Without it, Java 17 reserves only
+    # 48 MB for compiled code, too little for Spark.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 }
 
@@ -73,7 +73,7 @@ class Evolution(StrEnum):
 
 
 class _MayStandAlone(TyperCommand):
-    """Lets `--schema-evolution` stand without a value, as `true`, which Typer has no option for."""
+    """Reads `--schema-evolution` without a value as `true`, for which Typer has no option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         option, values = "--schema-evolution", [str(value) for value in Evolution]
@@ -94,23 +94,16 @@ class Format(StrEnum):
 
 
 def _shape(name: str) -> str:
-    """The name of a shape, if it is one."""
+    """The name of a known shape."""
     if name not in known_shapes():
         msg = f"{name!r} is not one of {', '.join(known_shapes())}"
         raise typer.BadParameter(msg)
     return name
 
 
-def _meaning(context: typer.Context, shape: str, clauses: Path | None, of_snapshots: Mapping[str, Any]) -> Shape:
-    """What the files mean for the table, by one of the two options that say it.
-
-    Args:
-        context: what was given.
-        shape: by its name.
-        clauses: in its place.
-        of_snapshots: arguments of a snapshot; None: as usual.
-    """
-    given = {name: value for name, value in of_snapshots.items() if value is not None}
+def _meaning(context: typer.Context, shape: str, clauses: Path | None, arguments: Mapping[str, Any]) -> Shape:
+    """The shape from `--shape` or `--clauses`, with arguments of a snapshot; None: default."""
+    given = {name: value for name, value in arguments.items() if value is not None}
     named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
     if clauses is not None:
         if not is_default(context, "shape"):
@@ -129,7 +122,7 @@ def _meaning(context: typer.Context, shape: str, clauses: Path | None, of_snapsh
 
 
 def _snapshot(given: Mapping[str, Any]) -> Snapshot:
-    """As its options say it."""
+    """A snapshot from its options."""
     if given.get("delete_missing") is False and "max_delete_share" in given:
         msg = (
             "[CONFLICTING_SETTINGS] --no-delete-missing keeps missing rows, so --max-delete-share has no effect; remove"
@@ -142,18 +135,18 @@ def _snapshot(given: Mapping[str, Any]) -> Snapshot:
 
 def _assignments(option: str, pairs: Sequence[str]) -> dict[str, str]:
     """Values from `COLUMN=SQL`, each column once."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
         parts = _ASSIGNMENT.fullmatch(pair)
         if parts is None:
             msg = f"[INVALID_SETTING] {option} {pair!r} sets no column; write {option} deleted_at=current_timestamp()"
             raise ConfigError(msg)
         name = plain_name(parts["column"])
-        if name in found:
+        if name in values:
             msg = f"[INVALID_SETTING] {option} sets {name!r} twice; remove one of the two"
             raise ConfigError(msg)
-        found[name] = parts["value"]
-    return found
+        values[name] = parts["value"]
+    return values
 
 
 @app.command()
@@ -463,7 +456,7 @@ def maintain(
 
 
 def _sentence(run: MaintenanceRun) -> str:
-    """What a maintenance run did, also where a part of it failed."""
+    """The result of a maintenance run."""
     done = [f"compacted {counted(run.removed_files, 'file')} into {run.added_files:,}"] if run.removed_files else []
     done += ["deleted files that the table no longer needs"] if run.vacuumed else []
     match run.outcome:
