@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import re
 import ssl
@@ -27,8 +28,11 @@ _LONG_LENGTH = 0x80
 
 class _Block(NamedTuple):
     label: str
-    der: bytes
     text: str
+
+    @property
+    def der(self) -> bytes:
+        return base64.b64decode("".join(self.text.split()))
 
 
 def problems(security: Security) -> list[str]:
@@ -53,7 +57,7 @@ def remark(security: Security) -> str | None:
 def expires_at(file: str) -> float:
     """Unix time at which the first certificate of a PEM file expires. Raises `OSError`, or `ValueError` without any."""
     chain = [block for block in _blocks(file) if block.label == "CERTIFICATE"]
-    return min(_end(_signed(block.der).validity) for block in chain)
+    return min(_end(_signed(block.der)[1]) for block in chain)
 
 
 def _ca_problems(file: str) -> Iterator[str]:
@@ -67,11 +71,11 @@ def _ca_problems(file: str) -> Iterator[str]:
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
-        names = [_names(block.der) for block in certificates]
+        names = [_signed(block.der) for block in certificates]
     except (OSError, ValueError, IndexError) as err:  # SSLError is an OSError
         yield f"ca_file {file!r} holds a certificate that cannot be read: {err}"
         return
-    if all(issuer != subject for issuer, subject in names):
+    if all(issuer != subject for issuer, _, subject in names):
         yield (
             f"ca_file {file!r} holds intermediate certificates only, which are enough for Spark; kafka-python"
             " also requires their root: add it"
@@ -101,13 +105,13 @@ def _certificate_problems(file: str) -> Iterator[str]:
     yield from _key_problems(file, keys[0])
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(file, password="")
-        names = [_names(block.der) for block in chain]
+        names = [_signed(block.der) for block in chain]
     except (OSError, ValueError, IndexError) as err:
         yield (
             f"kafka-python cannot load certificate_file {file!r} ({err}); its first certificate must be that of the key"
         )
         return
-    if any(issuer != next_one for (issuer, _), (_, next_one) in itertools.pairwise(names)):
+    if any(issuer != subject for (issuer, _, _), (_, _, subject) in itertools.pairwise(names)):
         yield (
             f"the certificates in {file!r} are not a chain; Spark requires each one followed by that of its issuer and"
             " nothing else"
@@ -158,23 +162,11 @@ def _items(der: bytes) -> list[_Item]:
     return items
 
 
-class _Signed(NamedTuple):
-    issuer: bytes
-    validity: bytes
-    subject: bytes
-
-
-def _signed(certificate: bytes) -> _Signed:
-    """Parts of a certificate in DER."""
+def _signed(certificate: bytes) -> tuple[bytes, bytes, bytes]:
+    """Issuer, validity and subject of a certificate in DER."""
     signed = _items(_items(_items(certificate)[0].content)[0].content)
     _serial, _algorithm, issuer, validity, subject, *_ = [item for item in signed if item.tag != _VERSION_TAG]
-    return _Signed(issuer.content, validity.content, subject.content)
-
-
-def _names(certificate: bytes) -> tuple[bytes, bytes]:
-    """Issuer and subject."""
-    signed = _signed(certificate)
-    return signed.issuer, signed.subject
+    return issuer.content, validity.content, subject.content
 
 
 def _end(validity: bytes) -> float:

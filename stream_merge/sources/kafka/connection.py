@@ -6,7 +6,8 @@ import json
 import logging
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -260,60 +261,49 @@ class Cluster:
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicState]:
         """The state of topics, without those that do not exist."""
-        try:
-            return self._topics(names)
-        except Exception:
-            self.close()
-            raise
-
-    def _topics(self, names: Sequence[str]) -> dict[str, TopicState]:
-        client = self._connected()
-        level = (
-            IsolationLevel.READ_COMMITTED
-            if self.connection.isolation == "read_committed"
-            else IsolationLevel.READ_UNCOMMITTED
-        )
+        level = IsolationLevel[self.connection.isolation.upper()]
         states = {}
-        for described in client.describe_topics(list(names)):
-            code = described.get("error_code")
-            if code == UnknownTopicOrPartitionError.errno:
-                continue
-            if code:
-                raise for_code(code)
-            name = described["name"]
-            partitions = [TopicPartition(name, p["partition_index"]) for p in described["partitions"]]
-            ends = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST), isolation_level=level)
-            starts = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
-            states[name] = TopicState(
-                topic_id=str(described["topic_id"]),
-                starts={tp.partition: o.offset for tp, o in starts.items()},
-                ends={tp.partition: o.offset for tp, o in ends.items()},
-            )
+        with self._request() as client:
+            for described in client.describe_topics(list(names)):
+                code = described.get("error_code")
+                if code == UnknownTopicOrPartitionError.errno:
+                    continue
+                if code:
+                    raise for_code(code)
+                name = described["name"]
+                each = [TopicPartition(name, p["partition_index"]) for p in described["partitions"]]
+                ends = client.list_partition_offsets(dict.fromkeys(each, OffsetSpec.LATEST), isolation_level=level)
+                starts = client.list_partition_offsets(dict.fromkeys(each, OffsetSpec.EARLIEST))
+                states[name] = TopicState(
+                    topic_id=str(described["topic_id"]),
+                    starts={tp.partition: o.offset for tp, o in starts.items()},
+                    ends={tp.partition: o.offset for tp, o in ends.items()},
+                )
         return states
 
     def compacted(self, names: Sequence[str]) -> set[str]:
         """The topics with compaction (needs the ACL DescribeConfigs)."""
-        try:
-            client = self._connected()
-            wanted = [ConfigResource(ConfigResourceType.TOPIC, name, {_CLEANUP_POLICY: None}) for name in names]
+        wanted = [ConfigResource(ConfigResourceType.TOPIC, name, {_CLEANUP_POLICY: None}) for name in names]
+        with self._request() as client:
             (described,) = client.describe_configs(wanted, config_filter="all").values()
-        except Exception:
-            self.close()
-            raise
         return {name for name, config in described.items() if "compact" in str(config[_CLEANUP_POLICY]["value"])}
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Write the offsets of a consumer group without members."""
-        try:
-            client = self._connected()
-            wanted = {TopicPartition(*place): OffsetAndMetadata(end, "", -1) for place, end in offsets.items()}
+        wanted = {TopicPartition(*partition): OffsetAndMetadata(end, "", -1) for partition, end in offsets.items()}
+        with self._request() as client:
             answers = client.alter_group_offsets(group, wanted)
-        except Exception:
-            self.close()
-            raise
         refused = [error for error in answers.values() if error is not NoError]
         if refused:
             raise refused[0]
+
+    @contextmanager
+    def _request(self) -> Iterator[KafkaAdminClient]:
+        try:
+            yield self._connected()
+        except Exception:
+            self.close()
+            raise
 
     def _connected(self) -> KafkaAdminClient:
         if self._client is None:
