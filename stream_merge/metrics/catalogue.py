@@ -53,6 +53,9 @@ class Instrument:
         return ("query", "target") if self.label is None else ("query", "target", self.label)
 
 
+RECORD_KINDS = ("upsert", "delete", "redundant", "filtered", "undecodable", "truncate")
+"""What a job's records turn out to be (`sources.envelopes.base.Kind`)."""
+
 # fmt: off
 BATCHES = Instrument(
     "stream_merge_batches_total", "counter", "micro-batches",
@@ -79,6 +82,15 @@ QUARANTINED = Instrument(
     "stream_merge_quarantined_events_total", "counter", "events",
     "Quarantined events by reason; an event with several reasons counts once for each.",
     label="reason", values=(*REASONS, *ROUTING_REASONS))
+MERGES = Instrument(
+    "stream_merge_merges_total", "counter", "merges",
+    "Calls with something to merge, by the engine that had it; also where remembered deletes refused all of it.",
+    label="engine", values=ENGINES)
+DRIVER_REFUSALS = Instrument(
+    "stream_merge_driver_refusals_total", "counter", "micro-batches",
+    "Calls that went to Spark though an engine could be chosen, by reason; `cost`: one in the driver could have"
+    " merged them, and Spark was expected to be faster.",
+    label="refusal", values=REFUSALS)
 ATTEMPTS = Instrument(
     "stream_merge_attempts_total", "counter", "attempts",
     "Merge attempts, the first one of a micro-batch included.")
@@ -89,15 +101,6 @@ LOST_COMMITS = Instrument(
 RETRIES_EXHAUSTED = Instrument(
     "stream_merge_retries_exhausted_total", "counter", "commits",
     "Commits given up after the last attempt that the retry policy allows.")
-MERGES = Instrument(
-    "stream_merge_merges_total", "counter", "merges",
-    "Calls with something to merge, by the engine that had it; also where remembered deletes refused all of it.",
-    label="engine", values=ENGINES)
-DRIVER_REFUSALS = Instrument(
-    "stream_merge_driver_refusals_total", "counter", "micro-batches",
-    "Calls that went to Spark though an engine could be chosen, by reason; `cost`: one in the driver could have"
-    " merged them, and Spark was expected to be faster.",
-    label="refusal", values=REFUSALS)
 BACKOFF = Instrument(
     "stream_merge_backoff_seconds_total", "counter", "seconds",
     "Time waited between attempts, counted while the call still runs.")
@@ -130,13 +133,15 @@ LAST_VERSION = Instrument(
 LAST_COMMIT = Instrument(
     "stream_merge_last_commit_timestamp_seconds", "gauge", "seconds",
     "Unix time when this process last committed to the target; 0 before its first commit.")
-UNKNOWN_DELTA_METRICS = Instrument(
-    "stream_merge_unknown_delta_metrics_total", "counter", "numbers",
-    "Numbers of Delta's MERGE that this version cannot export because it does not know their names; see the log.")
-
-RECORD_KINDS = ("upsert", "delete", "redundant", "filtered", "undecodable", "truncate")
-"""What a job's records turn out to be (`sources.envelopes.base.Kind`)."""
-
+QUERY_FAILED = Instrument(
+    "stream_merge_query_failed", "gauge", "queries",
+    "1 where a query of a job has ended with an error while the job's other queries go on; 0 while it runs or"
+    " waits for its broker.")
+CERTIFICATE_EXPIRY = Instrument(
+    "stream_merge_certificate_expiry_timestamp_seconds", "gauge", "seconds",
+    "Unix time when the first certificate of a job's PEM file expires: its client certificate for `kafka`, or the"
+    " one that its `metrics` are served with; 0 without one.",
+    label="certificate", values=("kafka", "metrics"))
 TOPIC_RECORDS = Instrument(
     "stream_merge_topic_records_total", "counter", "records",
     "Records that a job read from its topics, by what they turned out to be.",
@@ -171,15 +176,6 @@ TOPIC_POLLED = Instrument(
     "stream_merge_topic_polled_timestamp_seconds", "gauge", "seconds",
     "Unix time when the broker last answered a question about the topic; 0 before the first answer.",
     label="topic")
-QUERY_FAILED = Instrument(
-    "stream_merge_query_failed", "gauge", "queries",
-    "1 where a query of a job has ended with an error while the job's other queries go on; 0 while it runs or"
-    " waits for its broker.")
-CERTIFICATE_EXPIRY = Instrument(
-    "stream_merge_certificate_expiry_timestamp_seconds", "gauge", "seconds",
-    "Unix time when the first certificate of a job's PEM file expires: its client certificate for `kafka`, or the"
-    " one that its `metrics` are served with; 0 without one.",
-    label="certificate", values=("kafka", "metrics"))
 TOPIC_SKEW = Instrument(
     "stream_merge_topic_negative_skew_total", "counter", "micro-batches",
     "Micro-batches whose newest event has a time in this machine's future; their delay is shown as 0.",
@@ -188,18 +184,9 @@ TOPIC_MIRROR_FAILURES = Instrument(
     "stream_merge_topic_mirror_failures_total", "counter", "failures",
     "Failures to write merged offsets to the consumer group that lag tools look at.",
     label="topic")
-_TOPICS = (
-    TOPIC_RECORDS,
-    TOPIC_GAPS,
-    TOPIC_UNEXPECTED_GAPS,
-    TOPIC_LOST,
-    TOPIC_LAG,
-    TOPIC_DELAY,
-    TOPIC_NEWEST,
-    TOPIC_POLLED,
-    TOPIC_SKEW,
-    TOPIC_MIRROR_FAILURES,
-)
+UNKNOWN_DELTA_METRICS = Instrument(
+    "stream_merge_unknown_delta_metrics_total", "counter", "numbers",
+    "Numbers of Delta's MERGE that this version cannot export because it does not know their names; see the log.")
 
 # Names of delta-spark 4.4.0, MergeIntoCommandBase.baseMetrics. The splits (matched, not matched by
 # source) are families of their own: in one family with their totals, a sum would count rows twice.
@@ -305,31 +292,7 @@ DELTA_MERGE_METRICS: Mapping[str, Instrument] = {
 # fmt: on
 
 CATALOGUE: tuple[Instrument, ...] = (
-    BATCHES,
-    BATCH_DURATION,
-    RECEIVED,
-    EVENTS,
-    TIES,
-    UNKNOWN_FIELDS,
-    QUARANTINED,
-    MERGES,
-    DRIVER_REFUSALS,
-    ATTEMPTS,
-    LOST_COMMITS,
-    RETRIES_EXHAUSTED,
-    BACKOFF,
-    PHASE_SECONDS,
-    MAINTENANCE,
-    MAINTENANCE_REMOVED,
-    MAINTENANCE_ADDED,
-    DELETED_SHARE,
-    AWAITING_FILES,
-    LAST_VERSION,
-    LAST_COMMIT,
-    QUERY_FAILED,
-    CERTIFICATE_EXPIRY,
-    *_TOPICS,
+    *(value for value in tuple(globals().values()) if isinstance(value, Instrument)),
     *DELTA_MERGE_METRICS.values(),
-    UNKNOWN_DELTA_METRICS,
 )
 """Every instrument; documentation and dashboard are compared with it."""

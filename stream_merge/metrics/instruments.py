@@ -17,39 +17,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from stream_merge.metrics.catalogue import (
-    ATTEMPTS,
-    AWAITING_FILES,
-    BACKOFF,
-    BATCH_DURATION,
-    BATCHES,
-    BUCKETS_SECONDS,
-    CATALOGUE,
-    DELETED_SHARE,
-    DELTA_MERGE_METRICS,
-    DRIVER_REFUSALS,
-    EVENTS,
-    FAILED,
-    LAST_COMMIT,
-    LAST_VERSION,
-    LOST_COMMITS,
-    MAINTENANCE,
-    MAINTENANCE_ADDED,
-    MAINTENANCE_REMOVED,
-    MERGES,
-    OTHER,
-    PHASE_SECONDS,
-    QUARANTINED,
-    RECEIVED,
-    RETRIES_EXHAUSTED,
-    TIES,
-    TOPIC_DELAY,
-    TOPIC_LAG,
-    UNKNOWN_DELTA_METRICS,
-    UNKNOWN_FIELDS,
-    Instrument,
-    Type,
-)
+from stream_merge.metrics import catalogue as M
+from stream_merge.metrics.catalogue import Instrument, Type
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FATES, EventCounts, FailedBatch, MergeResult
 
@@ -97,50 +66,50 @@ class MergeMetrics:
     @_never_fails_a_batch
     def attempt(self, query: str, target: str) -> None:
         """Count one merge attempt."""
-        self._numbers.change(query, target, add=[(ATTEMPTS, (), 1)])
+        self._numbers.change(query, target, add=[(M.ATTEMPTS, (), 1)])
 
     @_never_fails_a_batch
     def conflict(self, query: str, target: str, conflict: str) -> None:
         """Count one lost commit; a class that is not in `CONFLICTS` counts as `other`."""
-        self._numbers.change(query, target, add=[(LOST_COMMITS, (conflict,), 1)])
+        self._numbers.change(query, target, add=[(M.LOST_COMMITS, (conflict,), 1)])
 
     @_never_fails_a_batch
     def exhausted(self, query: str, target: str) -> None:
         """Count a commit that the retry policy gave up."""
-        self._numbers.change(query, target, add=[(RETRIES_EXHAUSTED, (), 1)])
+        self._numbers.change(query, target, add=[(M.RETRIES_EXHAUSTED, (), 1)])
 
     @_never_fails_a_batch
     def backoff(self, query: str, target: str, seconds: float) -> None:
         """Count the wait before another attempt."""
-        self._numbers.change(query, target, add=[(BACKOFF, (), seconds)])
+        self._numbers.change(query, target, add=[(M.BACKOFF, (), seconds)])
 
     @_never_fails_a_batch
     def observe(self, result: MergeResult) -> None:
         """Count a call that returned."""
         add = [*_call(result, result.outcome), *_events(result.events, result.reasons)]
         if result.attempts:
-            add.append((MERGES, (result.engine,), 1))
+            add.append((M.MERGES, (result.engine,), 1))
         if result.refusal is not None:
-            add.append((DRIVER_REFUSALS, (result.refusal,), 1))
+            add.append((M.DRIVER_REFUSALS, (result.refusal,), 1))
         if (run := result.maintenance) is not None:
-            add.append((MAINTENANCE, (run.outcome,), 1))
-            add += [(MAINTENANCE_REMOVED, (), run.removed_files), (MAINTENANCE_ADDED, (), run.added_files)]
-        unknown = result.metrics.keys() - DELTA_MERGE_METRICS.keys()
+            add.append((M.MAINTENANCE, (run.outcome,), 1))
+            add += [(M.MAINTENANCE_REMOVED, (), run.removed_files), (M.MAINTENANCE_ADDED, (), run.added_files)]
+        unknown = result.metrics.keys() - M.DELTA_MERGE_METRICS.keys()
         for name in result.metrics.keys() - unknown:
-            instrument = DELTA_MERGE_METRICS[name]
+            instrument = M.DELTA_MERGE_METRICS[name]
             value = result.metrics[name] * instrument.factor
             # A timing of 0 is a step that did not run: Delta 4.4 reports at least 1 ms for one that did.
             if value > 0:
                 add.append((instrument, (), value))
-        add.append((UNKNOWN_DELTA_METRICS, (), len(unknown)))
+        add.append((M.UNKNOWN_DELTA_METRICS, (), len(unknown)))
         store: list[Change] = []
         if result.version is not None:
             store = [
-                (LAST_VERSION, (), result.version),
-                (LAST_COMMIT, (), time.time() - result.seconds.get("maintenance", 0.0)),
+                (M.LAST_VERSION, (), result.version),
+                (M.LAST_COMMIT, (), time.time() - result.seconds.get("maintenance", 0.0)),
             ]
         if (debt := result.read_debt) is not None:
-            store += [(DELETED_SHARE, (), debt.deleted_share), (AWAITING_FILES, (), debt.awaiting_files)]
+            store += [(M.DELETED_SHARE, (), debt.deleted_share), (M.AWAITING_FILES, (), debt.awaiting_files)]
         self._numbers.change(result.query, result.target, add=add, store=store)
         self._numbers.warn_once(sorted(unknown))
 
@@ -152,12 +121,12 @@ class MergeMetrics:
     @_never_fails_a_batch
     def observe_failure(self, failed: FailedBatch) -> None:
         """Count a call that raised."""
-        self._numbers.change(failed.query, failed.target, add=_call(failed, FAILED))
+        self._numbers.change(failed.query, failed.target, add=_call(failed, M.FAILED))
 
     @_never_fails_a_batch
     def prepare_topics(self, query: str, target: str, topics: Iterable[str]) -> None:
         """Create the series of a job's topics at 0, without lag and delay, whose 0 means none."""
-        per_topic = [row for row in CATALOGUE if row.label == "topic" and row not in (TOPIC_LAG, TOPIC_DELAY)]
+        per_topic = [row for row in M.CATALOGUE if row.label == "topic" and row not in (M.TOPIC_LAG, M.TOPIC_DELAY)]
         add = [(instrument, (topic,), 0.0) for instrument in per_topic for topic in topics]
         self._numbers.change(query, target, add=add)
 
@@ -171,8 +140,8 @@ class MergeMetrics:
     @_never_fails_a_batch
     def set_aside(self, query: str, target: str, reason: str, events: int) -> None:
         """Count events that `MergeSinks` quarantined instead of merging them."""
-        add: list[Change] = [(RECEIVED, (), events), (EVENTS, ("quarantined",), events)]
-        self._numbers.change(query, target, add=[*add, (QUARANTINED, (reason,), events)])
+        add: list[Change] = [(M.RECEIVED, (), events), (M.EVENTS, ("quarantined",), events)]
+        self._numbers.change(query, target, add=[*add, (M.QUARANTINED, (reason,), events)])
 
 
 @cache
@@ -185,17 +154,17 @@ def default_metrics() -> MergeMetrics:
 class _Distribution:
     """State of one histogram series."""
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SECONDS) + 1))
+    counts: list[int] = field(default_factory=lambda: [0] * (len(M.BUCKETS_SECONDS) + 1))
     """Observations by bucket, not cumulated; the last one has no upper bound."""
     total: float = 0.0
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(BUCKETS_SECONDS, value)] += 1
+        self.counts[bisect_left(M.BUCKETS_SECONDS, value)] += 1
         self.total += value
 
     def cumulated(self) -> list[tuple[str, float]]:
         seen, buckets = 0, []
-        for bound, count in zip((*BUCKETS_SECONDS, inf), self.counts, strict=True):
+        for bound, count in zip((*M.BUCKETS_SECONDS, inf), self.counts, strict=True):
             seen += count
             buckets.append(("+Inf" if bound == inf else str(float(bound)), float(seen)))
         return buckets
@@ -212,10 +181,10 @@ class _Numbers(Collector):
         self._prepared: set[tuple[str, str]] = set()
         self._warned: set[str] = set()
         self._values: dict[str, dict[tuple[str, ...], float]] = {
-            instrument.name: {} for instrument in CATALOGUE if instrument.type != "histogram"
+            instrument.name: {} for instrument in M.CATALOGUE if instrument.type != "histogram"
         }
         self._distributions: dict[str, dict[tuple[str, ...], _Distribution]] = {
-            instrument.name: {} for instrument in CATALOGUE if instrument.type == "histogram"
+            instrument.name: {} for instrument in M.CATALOGUE if instrument.type == "histogram"
         }
 
     def change(self, query: str, target: str, *, add: Iterable[Change] = (), store: Iterable[Change] = ()) -> None:
@@ -245,17 +214,17 @@ class _Numbers(Collector):
 
     def describe(self) -> Iterator[Family]:
         """Families without samples."""
-        return (_family(instrument) for instrument in CATALOGUE)
+        return (_family(instrument) for instrument in M.CATALOGUE)
 
     def collect(self) -> Iterator[Family]:
         """All series, consistent with each other."""
         with self._lock:
-            return iter([self._filled(instrument) for instrument in CATALOGUE])
+            return iter([self._filled(instrument) for instrument in M.CATALOGUE])
 
     def _prepare(self, sink: tuple[str, str]) -> None:
         if sink in self._prepared:
             return
-        for instrument in CATALOGUE:
+        for instrument in M.CATALOGUE:
             if instrument.type == "histogram":
                 self._distributions[instrument.name][sink] = _Distribution()
             elif instrument.label is None:
@@ -277,19 +246,19 @@ class _Numbers(Collector):
 
 def _events(events: EventCounts, reasons: Mapping[str, int]) -> list[Change]:
     return [
-        *((EVENTS, (fate,), getattr(events, fate)) for fate in FATES),
-        (RECEIVED, (), events.received),
-        (TIES, (), events.ties),
-        (UNKNOWN_FIELDS, (), events.with_unknown_fields),
-        *((QUARANTINED, (reason,), number) for reason, number in reasons.items()),
+        *((M.EVENTS, (fate,), getattr(events, fate)) for fate in FATES),
+        (M.RECEIVED, (), events.received),
+        (M.TIES, (), events.ties),
+        (M.UNKNOWN_FIELDS, (), events.with_unknown_fields),
+        *((M.QUARANTINED, (reason,), number) for reason, number in reasons.items()),
     ]
 
 
 def _call(call: MergeResult | FailedBatch, outcome: str) -> list[Change]:
     return [
-        (BATCHES, (outcome,), 1),
-        (BATCH_DURATION, (), call.duration_seconds),
-        *((PHASE_SECONDS, (phase,), seconds) for phase, seconds in call.seconds.items()),
+        (M.BATCHES, (outcome,), 1),
+        (M.BATCH_DURATION, (), call.duration_seconds),
+        *((M.PHASE_SECONDS, (phase,), seconds) for phase, seconds in call.seconds.items()),
     ]
 
 
@@ -307,7 +276,7 @@ def _family(instrument: Instrument) -> Family:
 def _bounded(instrument: Instrument, extra: tuple[str, ...]) -> tuple[str, ...]:
     if instrument.label == "topic":  # as many as the job file names
         return extra
-    return tuple(value if value in instrument.values else OTHER for value in extra)
+    return tuple(value if value in instrument.values else M.OTHER for value in extra)
 
 
 def _label(value: str) -> str:

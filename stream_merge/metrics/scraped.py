@@ -15,24 +15,8 @@ from typing import Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stream_merge.metrics.catalogue import (
-    BATCH_DURATION,
-    BATCHES,
-    DRIVER_REFUSALS,
-    EVENTS,
-    FAILED,
-    LAST_COMMIT,
-    LOST_COMMITS,
-    MERGES,
-    PHASE_SECONDS,
-    QUERY_FAILED,
-    RECEIVED,
-    RETRIES_EXHAUSTED,
-    TOPIC_LAG,
-    TOPIC_NEWEST,
-    TOPIC_POLLED,
-    Instrument,
-)
+from stream_merge.metrics import catalogue as M
+from stream_merge.metrics.catalogue import Instrument
 from stream_merge.model.results import PHASES, Phase
 
 _TIMEOUT_SECONDS = 5
@@ -166,7 +150,7 @@ class Watched:
         last = self._scrapes[-1] if self._scrapes else None
         for sink, series in scrape.sinks.items():
             risen = _rise(series, last, sink)
-            if _total(risen, BATCHES) > 0:
+            if _total(risen, M.BATCHES) > 0:
                 self._newest[sink] = risen
         while len(self._scrapes) > 1 and self._scrapes[1].at <= scrape.at - _WINDOW_SECONDS:
             self._scrapes.popleft()
@@ -178,34 +162,34 @@ class Watched:
         since = scrape.started if before is None else before.at
         risen = _rise(series, before, sink)
         newest = self._newest.get(sink, {})
-        ended = newest.get(f"{BATCH_DURATION.name}_count", {}).get((), 0.0)
-        spent = newest.get(f"{BATCH_DURATION.name}_sum", {}).get((), 0.0)
-        by_phase = newest.get(PHASE_SECONDS.name, {}) if ended else {}
-        lags, merged = series.get(TOPIC_LAG.name, {}), series.get(TOPIC_NEWEST.name, {})
+        ended = newest.get(f"{M.BATCH_DURATION.name}_count", {}).get((), 0.0)
+        spent = newest.get(f"{M.BATCH_DURATION.name}_sum", {}).get((), 0.0)
+        by_phase = newest.get(M.PHASE_SECONDS.name, {}) if ended else {}
+        lags, merged = series.get(M.TOPIC_LAG.name, {}), series.get(M.TOPIC_NEWEST.name, {})
         ages = [scrape.at - at for topic, at in merged.items() if at and lags.get(topic)]
-        committed = _only(series, LAST_COMMIT)
+        committed = _only(series, M.LAST_COMMIT)
         return Status(
             query=sink[0],
             target=sink[1],
             state=_state(series, risen, scrape.at, is_first=before is None),
-            events_per_second=None if since is None else _total(risen, RECEIVED) / max(scrape.at - since, 1e-3),
+            events_per_second=None if since is None else _total(risen, M.RECEIVED) / max(scrape.at - since, 1e-3),
             lag=sum(lags.values()) if lags else None,
             behind_seconds=max(ages, default=0.0) if lags else None,
             committed_ago=scrape.at - committed if committed else None,
             seconds_per_batch=spent / ended if ended else None,
             phases={phase: value / ended for phase in PHASES if (value := by_phase.get((phase,), 0.0))},
-            engines={engine: int(value) for (engine,), value in newest.get(MERGES.name, {}).items() if value},
-            refusals=tuple(why for (why,), value in newest.get(DRIVER_REFUSALS.name, {}).items() if value),
-            failed=int(series.get(BATCHES.name, {}).get((FAILED,), 0)),
-            conflicts=int(_total(series, LOST_COMMITS)),
-            exhausted=int(_only(series, RETRIES_EXHAUSTED)),
-            quarantined=int(series.get(EVENTS.name, {}).get(("quarantined",), 0)),
+            engines={engine: int(value) for (engine,), value in newest.get(M.MERGES.name, {}).items() if value},
+            refusals=tuple(why for (why,), value in newest.get(M.DRIVER_REFUSALS.name, {}).items() if value),
+            failed=int(series.get(M.BATCHES.name, {}).get((M.FAILED,), 0)),
+            conflicts=int(_total(series, M.LOST_COMMITS)),
+            exhausted=int(_only(series, M.RETRIES_EXHAUSTED)),
+            quarantined=int(series.get(M.EVENTS.name, {}).get(("quarantined",), 0)),
         )
 
 
 def _is_other_process(before: Scrape, now: Scrape) -> bool:
     """Whether the process was restarted between two scrapes."""
-    batches, then = (sum(_total(series, BATCHES) for series in one.sinks.values()) for one in (now, before))
+    batches, then = (sum(_total(series, M.BATCHES) for series in one.sinks.values()) for one in (now, before))
     return before.started != now.started or batches < then
 
 
@@ -220,20 +204,20 @@ def _rise(series: Series, before: Scrape | None, sink: Sink) -> Series:
 
 def _state(series: Series, risen: Series, now: float, *, is_first: bool) -> State:
     """The worst state that applies."""
-    lag = series.get(TOPIC_LAG.name, {})
-    polled = [at for at in series.get(TOPIC_POLLED.name, {}).values() if at]
-    failed = risen.get(BATCHES.name, {}).get((FAILED,), 0)
-    if _only(series, QUERY_FAILED):
+    lag = series.get(M.TOPIC_LAG.name, {})
+    polled = [at for at in series.get(M.TOPIC_POLLED.name, {}).values() if at]
+    failed = risen.get(M.BATCHES.name, {}).get((M.FAILED,), 0)
+    if _only(series, M.QUERY_FAILED):
         return "ended"
-    if failed and (not is_first or failed == _total(risen, BATCHES)):
+    if failed and (not is_first or failed == _total(risen, M.BATCHES)):
         return "failing"
     if polled and now - min(polled) > _SILENT_SECONDS:
         return "no broker"
-    if not _total(series, BATCHES) and not any(lag.values()):
+    if not _total(series, M.BATCHES) and not any(lag.values()):
         return "starting"
     if any(lag.values()):
         return "behind"
-    return "running" if now - _only(series, LAST_COMMIT) < _WINDOW_SECONDS else "idle"
+    return "running" if now - _only(series, M.LAST_COMMIT) < _WINDOW_SECONDS else "idle"
 
 
 def _total(series: Series, instrument: Instrument) -> float:
