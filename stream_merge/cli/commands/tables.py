@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,7 +47,7 @@ from stream_merge.model.results import MaintenanceRun
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
 from stream_merge.shapes.written import plain_name
-from stream_merge.sources.files.reader import Folder
+from stream_merge.sources.files import reader
 from stream_merge.tables.explain import explain as explain_table
 from stream_merge.tables.maintenance import maintain as maintain_table
 
@@ -65,32 +64,16 @@ _SHORT_LIVED = {
 }
 
 
-class Evolution(StrEnum):
-    """Values of `--schema-evolution`."""
-
-    TRUE = "true"
-    WIDEN = "widen"
-
-
 class _MayStandAlone(TyperCommand):
     """Reads `--schema-evolution` without a value as `true`, for which Typer has no option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        option, values = "--schema-evolution", [str(value) for value in Evolution]
-        following = [*args[1:], ""]
+        option = "--schema-evolution"
         given = [
-            f"{option}={Evolution.TRUE}" if arg == option and after not in values else arg
-            for arg, after in zip(args, following, strict=True)
+            f"{option}=true" if arg == option and after not in ("true", "widen") else arg
+            for arg, after in zip(args, [*args[1:], ""], strict=True)
         ]
         return super().parse_args(ctx, given)
-
-
-class Format(StrEnum):
-    """File formats of `files`."""
-
-    JSON = "json"
-    CSV = "csv"
-    PARQUET = "parquet"
 
 
 def _shape(name: str) -> str:
@@ -203,7 +186,7 @@ def files(
             metavar="DIR", help="Folder of change files, read at any depth; with --shape snapshot one full copy."
         ),
     ],
-    format: Annotated[Format, typer.Option(help="json: one object per line; csv: RFC 4180.")],
+    format: Annotated[reader.Format, typer.Option(help="json: one object per line; csv: RFC 4180.")],
     keys: Annotated[str, typer.Option(metavar="COLUMNS", help="Columns that identify a row, separated by commas.")],
     target: Annotated[
         TableRef,
@@ -267,7 +250,7 @@ def files(
         typer.Option(metavar="DDL", help="Types, such as 'id BIGINT, at TIMESTAMP'; else inferred once, then kept."),
     ] = None,
     schema_evolution: Annotated[
-        Evolution | None,
+        Literal["true", "widen"] | None,
         typer.Option(
             metavar="[widen]", help="Add columns to the target that it lacks; with widen also make types wider."
         ),
@@ -350,7 +333,7 @@ def files(
         log_as_json()
     with errors_as_sentences(debug=debug, spell=as_options):
         settings = FilesSettings(
-            folder=Folder(path=hadoop_uri(source), format=format.value, header=header, delimiter=delimiter),
+            folder=reader.Folder(path=hadoop_uri(source), format=format, header=header, delimiter=delimiter),
             target=target,
             checkpoint=hadoop_uri(checkpoint.rstrip("/")),
             keys=names("--keys", keys),
@@ -371,7 +354,7 @@ def files(
             columns=None if columns is None else names("--columns", columns),
             except_columns=None if except_columns is None else names("--except-columns", except_columns),
             quarantine_target=quarantine_target,
-            schema_evolution="widen" if schema_evolution is Evolution.WIDEN else schema_evolution is not None,
+            schema_evolution="widen" if schema_evolution == "widen" else schema_evolution is not None,
             table_properties=properties("--table-property", table_property or []),
             target_filter=target_filter,
             single_writer=single_writer,

@@ -51,26 +51,17 @@ class Replayed:
         return f"{done}; {still:,} still cannot be merged" if still else done
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contract:
-    """A sink's contract: events that break it would be quarantined again as new rows."""
-
-    keys: tuple[str, ...]
-    sequence_by: tuple[str, ...]
-    partitioned_by: tuple[str, ...]
-    """Partition columns of the target."""
-
-    def holds(self, events: DataFrame) -> Column:
-        """Whether the sink would merge an event; it refuses missing columns itself."""
-        types = {field.name: field.dataType for field in events.schema.fields}
-        sequence = columns.resolved(events, self.sequence_by)
-        return ~columns.any_of(
-            [
-                columns.column(names.CORRUPT_COLUMN).isNotNull(),
-                breaks_key(events, self.keys, self.partitioned_by),
-                *(columns.holds_null(columns.column(name), types[name]) for name in sequence),
-            ]
-        )
+def mergeable(
+    events: DataFrame, *, keys: tuple[str, ...], sequence_by: tuple[str, ...], partitioned_by: tuple[str, ...]
+) -> DataFrame:
+    """The events that a sink would merge, not quarantine again; it refuses missing columns itself."""
+    types = {field.name: field.dataType for field in events.schema.fields}
+    broken = [
+        columns.column(names.CORRUPT_COLUMN).isNotNull(),
+        breaks_key(events, keys, partitioned_by),
+        *(columns.holds_null(columns.column(name), types[name]) for name in columns.resolved(events, sequence_by)),
+    ]
+    return events.where(~columns.any_of(broken))
 
 
 def replay(
@@ -83,7 +74,7 @@ def replay(
     quarantine_table: TableRef,
     target: TableRef,
     checkpoint: str,
-    contract: Contract,
+    mergeable: Callable[[DataFrame], DataFrame],
 ) -> Replayed:
     """Merge quarantined records that are readable now, and mark them.
 
@@ -98,7 +89,7 @@ def replay(
         quarantine_table: has the records.
         target: of the sink.
         checkpoint: of the runs.
-        contract: records that break it stay.
+        mergeable: selects the events to merge.
     """
     claims = claims_of(session, quarantine_table, target, owner=checkpoint)
     if claims is None:
@@ -109,12 +100,12 @@ def replay(
             quarantined, files = _records(session, folder, quarantine_table, replayed_at=left.moment)
             if quarantined is not None:
                 events = _decoded(quarantined, files, folder, schema, before)
-                make_sink(left.app_id)(events.where(contract.holds(events)), 0)
+                make_sink(left.app_id)(mergeable(events), 0)
     quarantined, files = _records(session, folder, quarantine_table)
     if quarantined is None:
         return Replayed()
     events = _decoded(quarantined, files, folder, schema, before)
-    good = events.where(contract.holds(events))
+    good = mergeable(events)
     records, marked = events.count(), good.count()
     if not marked:
         return Replayed(records=records)

@@ -11,10 +11,11 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 from rich.console import Console
+from rich.status import Status
 
 from stream_merge.errors import ConfigError, HeldError
 from stream_merge.jobs.files.batches import FullCopy, PlannedRead
-from stream_merge.jobs.files.replay import Contract, Replayed, replay
+from stream_merge.jobs.files.replay import Replayed, mergeable, replay
 from stream_merge.jobs.watch import queries, screen
 from stream_merge.jobs.watch.screen import escape_line
 from stream_merge.metrics.instruments import default_metrics
@@ -97,8 +98,56 @@ def run(
         raise ConfigError(closed, target=settings.target)
     if locations.local_path(settings.checkpoint) is not None:
         _expect_files(Checkpoint.on_disk(settings.checkpoint))
-    with _locked(settings) as stack:
-        return _run(settings, sink, stack, console=console, start_session=start_session, metrics_url=metrics_url)
+    status = partial(screen.print_status, console)
+    starting = console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)")
+    with _locked_table(settings, start_session, starting) as (session, table):
+        with console.status(f"reading the files in {escape_line(settings.folder.path)}"):
+            copy = FullCopy(session, settings.folder) if settings.shape.is_whole else None
+            folder = settings.folder if copy is None else copy.source
+            schema, origin = _schema(session, settings, folder)
+            if copy is None:
+                events = folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
+            else:
+                events = folder.rows(session, schema)
+            fitness.expect_fitting(events, sink._calls.spec, table)
+            if schema != recorded(session, settings.checkpoint):
+                record(session, settings.checkpoint, schema)
+        status("schema", f"{schema} ({origin})")
+        status("metrics", metrics_url)
+        tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
+        # Also without new files: a process without series looks like one without a job.
+        default_metrics().prepare(settings.label, sink._calls.spec.label)
+        merged = screen.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
+        with queries.stop_on_signal(partial(status, "stop")) as stopping, screen.Screen(console) as shown:
+
+            def arrived(name: str, result: MergeResult) -> None:
+                merged.add(result)
+                shown.add(name, result)
+
+            try:
+                if copy is None:
+                    each = PlannedRead(
+                        sink,
+                        schema,
+                        is_parquet=folder.format == "parquet",
+                        most_undecodable=MostUndecodable(
+                            share=settings.max_quarantine_share, setting="--max-quarantine-share"
+                        ),
+                    )
+                    stream = queries.Stream(
+                        name=settings.label, events=events, sink=each, checkpoint=settings.checkpoint
+                    )
+                    results = queries.run(
+                        [stream], once=settings.once, stopping=stopping, on_result=arrived, keep=queries.MOST_KEPT
+                    )
+                else:
+                    results = [copy.merge(sink, events, schema, label=settings.label)]
+                    arrived(settings.label, results[0])
+            except queries.QueryFailedError as err:
+                failure = reader.failure(settings.folder.path, err.trace, err.reason)
+                raise failure or err from err
+    screen.show_merged([merged], console, was_stopped=stopping.is_set())
+    return results
 
 
 def replay_quarantine(
@@ -119,13 +168,8 @@ def replay_quarantine(
         raise ConfigError(msg, target=settings.target)
     _sink(settings)  # checks the settings before Spark starts
     status = partial(screen.print_status, console)
-    with _locked(settings) as stack:
-        with console.status("starting Spark"):
-            session = start_session()
-        preflight.refuse_forgetful_catalog(session, settings.target)
-        _lock_named(session, settings, stack)
-        into = _expect_table(session, settings)
-        if into is None:
+    with _locked_table(settings, start_session, console.status("starting Spark")) as (session, table):
+        if table is None:
             msg = (
                 f"[TABLE_NOT_FOUND] target {settings.target!r} to replay into does not exist; merge the files first"
                 " (with a new checkpoint, if the table was dropped)"
@@ -143,8 +187,11 @@ def replay_quarantine(
                 quarantine_table=settings.quarantine,
                 target=settings.target,
                 checkpoint=settings.checkpoint,
-                contract=Contract(
-                    keys=settings.keys, sequence_by=settings.sequence_by, partitioned_by=into.partition_columns
+                mergeable=partial(
+                    mergeable,
+                    keys=settings.keys,
+                    sequence_by=settings.sequence_by,
+                    partitioned_by=table.partition_columns,
                 ),
             )
     status("replayed", replayed.summary())
@@ -152,9 +199,11 @@ def replay_quarantine(
 
 
 @contextmanager
-def _locked(settings: FilesSettings) -> Iterator[ExitStack]:
-    """Lock the checkpoint and, on a local disk, the table."""
-    who, lock = _who(settings), locations.beside_folder(settings.checkpoint, "lock")
+def _locked_table(
+    settings: FilesSettings, start_session: Callable[[], SparkSession], starting: Status
+) -> Iterator[tuple[SparkSession, TableSnapshot | None]]:
+    """A session and the table, None if it does not exist; the checkpoint and, on a local disk, the table are locked."""
+    who, lock = f"query {settings.label!r}", locations.beside_folder(settings.checkpoint, "lock")
     with ExitStack() as stack:
         if lock is not None:
             holder = stack.enter_context(locks.locked(lock, who))
@@ -165,80 +214,13 @@ def _locked(settings: FilesSettings) -> Iterator[ExitStack]:
                 )
                 raise HeldError(msg, target=settings.target)
         stack.enter_context(locks.only_writer(settings.target, who))
-        yield stack
-
-
-def _lock_named(session: SparkSession, settings: FilesSettings, stack: ExitStack) -> None:
-    """Lock a table by the location in its catalog."""
-    location = spark_table.named_location(session, settings.target)
-    if location is not None:
-        stack.enter_context(locks.only_writer(settings.target, _who(settings), location))
-
-
-def _who(settings: FilesSettings) -> str:
-    return f"query {settings.label!r}"
-
-
-def _run(
-    settings: FilesSettings,
-    sink: MergeSink,
-    stack: ExitStack,
-    *,
-    console: Console,
-    start_session: Callable[[], SparkSession],
-    metrics_url: str,
-) -> list[MergeResult]:
-    status = partial(screen.print_status, console)
-    with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
-        session = start_session()
-    preflight.refuse_forgetful_catalog(session, settings.target)
-    _lock_named(session, settings, stack)
-    table = _expect_table(session, settings)
-    with console.status(f"reading the files in {escape_line(settings.folder.path)}"):
-        copy = FullCopy(session, settings.folder) if settings.shape.is_whole else None
-        folder = settings.folder if copy is None else copy.source
-        schema, origin = _schema(session, settings, folder)
-        if copy is None:
-            events = folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
-        else:
-            events = folder.rows(session, schema)
-        fitness.expect_fitting(events, sink._calls.spec, table)
-        if schema != recorded(session, settings.checkpoint):
-            record(session, settings.checkpoint, schema)
-    status("schema", f"{schema} ({origin})")
-    status("metrics", metrics_url)
-    tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
-    # Also without new files: a process without series looks like one without a job.
-    default_metrics().prepare(settings.label, sink._calls.spec.label)
-    merged = screen.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
-    with queries.stop_on_signal(partial(status, "stop")) as stopping, screen.Screen(console) as shown:
-
-        def arrived(name: str, result: MergeResult) -> None:
-            merged.add(result)
-            shown.add(name, result)
-
-        try:
-            if copy is None:
-                each = PlannedRead(
-                    sink,
-                    schema,
-                    is_parquet=folder.format == "parquet",
-                    most_undecodable=MostUndecodable(
-                        share=settings.max_quarantine_share, setting="--max-quarantine-share"
-                    ),
-                )
-                stream = queries.Stream(name=settings.label, events=events, sink=each, checkpoint=settings.checkpoint)
-                results = queries.run(
-                    [stream], once=settings.once, stopping=stopping, on_result=arrived, keep=queries.MOST_KEPT
-                )
-            else:
-                results = [copy.merge(sink, events, schema, label=settings.label)]
-                arrived(settings.label, results[0])
-        except queries.QueryFailedError as err:
-            failure = reader.failure(settings.folder.path, err.trace, err.reason)
-            raise failure or err from err
-    screen.show_merged([merged], console, was_stopped=stopping.is_set())
-    return results
+        with starting:
+            session = start_session()
+        preflight.refuse_forgetful_catalog(session, settings.target)
+        location = spark_table.named_location(session, settings.target)
+        if location is not None:
+            stack.enter_context(locks.only_writer(settings.target, who, location))
+        yield session, _expect_table(session, settings)
 
 
 def _sink(settings: FilesSettings, app_id: str | None = None) -> MergeSink:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -105,7 +104,7 @@ class Decoder(Reading):
         }
         back = _positions([piece.indexes for piece in at_once if not piece.are_deletes], keys, partitions, only=gone)
         null_values.mark_redundant(reads, records, deletes, back, deleted)
-        null_values.judge_keys(reads, partial(null_values.key_problem, self.format, self.columns, self.keys))
+        null_values.judge_keys(reads, self.format, self.columns, self.keys)
         events = self._events(reads, records)
         if not at_once:
             return events

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pyspark.sql import types as T
@@ -64,32 +64,27 @@ def schemas(notes: Iterable[str | None]) -> tuple[list[str], list[str]]:
     return [note for note in unique if not note.startswith(_KEY)], key_schemas
 
 
-def judge_keys(reads: list[Read], problem: Callable[[str], str | None]) -> None:
+def judge_keys(reads: list[Read], form: Format, columns: T.StructType, keys: Sequence[str]) -> None:
     """Refuse null-value records whose keys have a schema that the columns do not hold. Changes `reads`.
 
-    Args:
-        reads: of a batch.
-        problem: why the columns do not hold keys in a schema; empty where another schema of the batch may add their
-            types.
+    They become `OTHER_SCHEMA` where another schema of the batch may add the types.
     """
-    problems: dict[str, str | None] = {}
+    refusals: dict[str, Read | None] = {}
     for i, read in enumerate(reads):
         if read.kind is not Kind.NULL_VALUE or not read.schema_id:
             continue
-        if read.schema_id not in problems:
-            problems[read.schema_id] = problem(read.schema_id)
-        note = problems[read.schema_id]
-        if note is not None:
-            reads[i] = Read(Kind.UNDECODABLE, note=note) if note else Read(Kind.OTHER_SCHEMA)
+        if read.schema_id not in refusals:
+            refusals[read.schema_id] = _refusal(form, columns, keys, read.schema_id)
+        reads[i] = refusals[read.schema_id] or read
 
 
-def key_problem(form: Format, columns: T.StructType, keys: Sequence[str], schema_id: str) -> str | None:
-    """Why columns do not hold keys in a schema; empty where another schema may add their types."""
+def _refusal(form: Format, columns: T.StructType, keys: Sequence[str], schema_id: str) -> Read | None:
     try:
         encodings = form.encodings(schema_id)
     except UndecodableError as err:
-        return f"the schema of its key cannot be stored: {err}"
-    return None if all(_fits(encodings[key].dtype, columns[key].dataType) for key in keys) else ""
+        return Read(Kind.UNDECODABLE, note=f"the schema of its key cannot be stored: {err}")
+    fits = all(_fits(encodings[key].dtype, columns[key].dataType) for key in keys)
+    return None if fits else Read(Kind.OTHER_SCHEMA)
 
 
 def _fits(brought: T.DataType, column: T.DataType) -> bool:

@@ -168,7 +168,7 @@ def encoding(dtype: T.DataType, zone: str, *, keeps_spelling: bool = False) -> E
         return _as_spelled(encoding(dtype, zone))
     if isinstance(dtype, T.DecimalType):
         exact = E.decimal_from_text(dtype.precision, dtype.scale)
-        return _from_text(exact, lambda text: exact.one(_number(text)), partial(_decimals, dtype=dtype))
+        return _from_text(exact, _number, partial(_decimals, dtype=dtype))
     if isinstance(dtype, T.TimestampType):
         return times.timestamp_from_text(with_zone=True, zone=zone)
     if type(dtype) not in _FROM_TEXT and type(dtype) not in _AS_IN_JSON:
@@ -177,13 +177,16 @@ def encoding(dtype: T.DataType, zone: str, *, keeps_spelling: bool = False) -> E
     return inner if type(dtype) in _AS_IN_JSON else _FROM_TEXT[type(dtype)](inner)
 
 
-def _from_text(inner: Encoding, one: Callable[[str], Any], many: M.Many) -> Encoding:
+def _from_text(inner: Encoding, parse: Callable[[str], Any], many: M.Many) -> Encoding:
     """Encoding of a value other than text: spaces around it are ignored."""
 
     def all_at_once(texts: pa.Array) -> pa.Array | None:
         return many(pc.ascii_trim_whitespace(texts))
 
-    return scalar(inner.dtype, inner.arrow, lambda text: one(text.strip()), str, wire=pa.string(), many=all_at_once)
+    def one(text: str) -> Any:
+        return inner.one(parse(text.strip()))
+
+    return scalar(inner.dtype, inner.arrow, one, str, wire=pa.string(), many=all_at_once)
 
 
 RESPELLED = r"^\s*([+]|-?0[0-9])"
@@ -204,14 +207,6 @@ def _as_spelled(inner: Encoding) -> Encoding:
         return None if is_respelled or inner.many is None else inner.many(texts)
 
     return scalar(inner.dtype, inner.arrow, one, str, wire=pa.string(), many=many)
-
-
-def _integral(inner: Encoding) -> Encoding:
-    return _from_text(inner, lambda text: inner.one(_integer(text)), partial(_integers, dtype=inner.arrow))
-
-
-def _fractional(inner: Encoding) -> Encoding:
-    return _from_text(inner, lambda text: inner.one(_floating(text)), partial(_floats, inner=inner))
 
 
 def _bytes(inner: Encoding) -> Encoding:
@@ -287,7 +282,12 @@ def _cast(texts: pa.Array, dtype: pa.DataType) -> pa.Array | None:
 _AS_IN_JSON = (T.StringType, T.DateType, T.TimestampNTZType)
 _FROM_TEXT: dict[type[T.DataType], Callable[[Encoding], Encoding]] = {
     T.BooleanType: lambda inner: _from_text(inner, _boolean, _booleans),
-    **dict.fromkeys((T.ByteType, T.ShortType, T.IntegerType, T.LongType), _integral),
-    **dict.fromkeys((T.FloatType, T.DoubleType), _fractional),
+    **dict.fromkeys(
+        (T.ByteType, T.ShortType, T.IntegerType, T.LongType),
+        lambda inner: _from_text(inner, _integer, partial(_integers, dtype=inner.arrow)),
+    ),
+    **dict.fromkeys(
+        (T.FloatType, T.DoubleType), lambda inner: _from_text(inner, _floating, partial(_floats, inner=inner))
+    ),
     T.BinaryType: _bytes,
 }

@@ -78,14 +78,7 @@ _TOO_DEEP = f"nested deeper than {MOST_NESTED} levels"
 def depth(value: Any) -> int:
     """The nesting of arrays and objects, without recursion."""
     level, levels = [value], 0
-    while level := [child for node in level for child in _children(node)]:
+    while containers := [node for node in level if isinstance(node, dict | list)]:
+        level = [child for node in containers for child in (node.values() if isinstance(node, dict) else node)]
         levels += 1
     return levels
-
-
-def _children(node: Any) -> list[Any]:
-    if isinstance(node, dict):
-        return list(node.values()) or [None]
-    if isinstance(node, list):
-        return node or [None]
-    return []
