@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from math import inf
-from threading import Lock
+from threading import Lock, RLock
 from typing import ParamSpec, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -144,10 +144,10 @@ class MergeMetrics:
         self._numbers.change(query, target, add=[*add, (M.QUARANTINED, (reason,), events)])
 
 
-@cache
 def default_metrics() -> MergeMetrics:
     """The metrics of every sink without its own, on prometheus_client's registry."""
-    return MergeMetrics()
+    with _LOCK:
+        return _default_metrics()
 
 
 @dataclass(slots=True)
@@ -284,7 +284,7 @@ def _label(value: str) -> str:
     return str(value).encode("utf-8", "replace").decode("utf-8")
 
 
-_LOCK = Lock()
+_LOCK = RLock()
 _BY_REGISTRY: WeakKeyDictionary[CollectorRegistry, _Numbers] = WeakKeyDictionary()
 
 
@@ -296,3 +296,8 @@ def _numbers_of(registry: CollectorRegistry) -> _Numbers:
             registry.register(numbers)
             _BY_REGISTRY[registry] = numbers
         return _BY_REGISTRY[registry]
+
+
+@cache
+def _default_metrics() -> MergeMetrics:
+    return MergeMetrics()

@@ -585,7 +585,7 @@ assert ours() == [], ours()
 with ThreadPoolExecutor(8) as pool:
     made = {id(x) for x in pool.map(lambda _: m.default_metrics(), range(64))}
 assert len(made) == 1, made
-assert len(ours()) == len(m.CATALOGUE)
+assert len(ours()) == len(m.M.CATALOGUE)
 m.MergeMetrics().attempt("q", "t")
 assert REGISTRY.get_sample_value("stream_merge_attempts_total", {"query": "q", "target": "t"}) == 1
 """
