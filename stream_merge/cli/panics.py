@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _STDERR = 2
 _FIRST_LINE, _LAST_LINE = re.compile(rb"thread '.*panicked at "), b"note: "
 _MOST_LINES = 200
-"""Of a panic, in case its last line is another one."""
+"""Longest panic, in case its last line is another one."""
 
 
 @contextmanager

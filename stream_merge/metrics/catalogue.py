@@ -38,7 +38,7 @@ class Instrument:
     """As in a query; the series of a histogram add `_bucket`, `_sum` and `_count`."""
     type: Type
     unit: str
-    """What the number counts: base units for Prometheus, a noun where there is no unit."""
+    """What the number counts: base units for Prometheus, else a noun."""
     help: str
     label: str | None = None
     """A third label beside `query` and `target`."""

@@ -56,7 +56,7 @@ class MergeMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self._numbers = _numbers_of(REGISTRY if registry is None else registry)
+        self._numbers = _registered_numbers(REGISTRY if registry is None else registry)
 
     @_never_fails_a_batch
     def prepare(self, query: str, target: str) -> None:
@@ -288,7 +288,7 @@ _LOCK = RLock()
 _BY_REGISTRY: WeakKeyDictionary[CollectorRegistry, _Numbers] = WeakKeyDictionary()
 
 
-def _numbers_of(registry: CollectorRegistry) -> _Numbers:
+def _registered_numbers(registry: CollectorRegistry) -> _Numbers:
     """The numbers of a registry, registered once: a second registration raises."""
     with _LOCK:
         if registry not in _BY_REGISTRY:

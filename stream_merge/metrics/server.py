@@ -41,7 +41,7 @@ _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """Who may read, and how it is kept from others."""
+    """TLS and authentication of the metrics server."""
 
     certificate_file: str | None = None
     """PEM with the certificate chain: serve HTTPS. Read again when it changes."""

@@ -23,7 +23,7 @@ HstoreHandling = Literal["json", "map"]
 Schema = dict[str, Any]
 
 _LAST_COMMIT = r'\A\["(?P<lsn>[0-9]{1,18})",'
-"""Of `sequence`, for Python and Arrow (RE2)."""
+"""Pattern of `sequence` for Python and Arrow (RE2)."""
 _MILLIS_DIGITS = 3
 _DECLARED = re.compile(
     r"\s*(?P<name>[a-z][a-z0-9_ ]*?)\s*(?:\(\s*(?P<first>\d+)\s*(?:,\s*(?P<second>-?\d+)\s*)?\))?"

@@ -11,24 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from stream_merge.cli.commands.shared import (
-    FAILED,
-    METRICS_PORT,
-    OUT,
-    Confs,
-    Debug,
-    Jars,
-    MetricsPort,
-    errors_as_sentences,
-    is_default,
-    log_as_json,
-    log_to_screen,
-    metrics_server,
-    names,
-    properties,
-    session_confs,
-    session_starter,
-)
+from stream_merge.cli.commands import shared
 from stream_merge.cli.screens.versions import show_explained
 from stream_merge.demo.run import DemoSettings
 from stream_merge.demo.run import run as run_demo
@@ -89,7 +72,7 @@ def _meaning(context: typer.Context, shape: str, clauses: Path | None, arguments
     given = {name: value for name, value in arguments.items() if value is not None}
     named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
     if clauses is not None:
-        if not is_default(context, "shape"):
+        if not shared.is_default(context, "shape"):
             msg = "[CONFLICTING_SETTINGS] --shape and --clauses exclude each other; remove one of them"
             raise ConfigError(msg)
         if given:
@@ -147,7 +130,7 @@ def demo(
         Path | None,
         typer.Option(metavar="DIR", help="Keep table and checkpoint in this folder; the next run continues there."),
     ] = _DEMO.keep,
-    metrics_port: MetricsPort = METRICS_PORT,
+    metrics_port: shared.MetricsPort = shared.METRICS_PORT,
     hold: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Keep table and /metrics up after the end.")
     ] = _DEMO.hold_seconds,
@@ -156,7 +139,7 @@ def demo(
 
     Needs only Java. The stream has late, duplicate, out-of-order and broken events.
     """
-    log_to_screen(logging.CRITICAL)
+    shared.log_to_screen(logging.CRITICAL)
     settings = DemoSettings(
         seed=seed,
         events=events,
@@ -167,13 +150,13 @@ def demo(
         hold_seconds=hold,
     )
     with (
-        errors_as_sentences(),
-        metrics_server(metrics_port, is_wish=is_default(context, "metrics_port")) as server,
-        session_starter("stream-merge demo", _SHORT_LIVED) as start,
+        shared.errors_as_sentences(),
+        shared.metrics_server(metrics_port, is_wish=shared.is_default(context, "metrics_port")) as server,
+        shared.session_starter("stream-merge demo", _SHORT_LIVED) as start,
     ):
-        as_expected = run_demo(settings, console=OUT, start_session=start, metrics_url=server.url)
+        as_expected = run_demo(settings, console=shared.OUT, start_session=start, metrics_url=server.url)
     if not as_expected:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(shared.FAILED)
 
 
 @app.command(cls=_MayStandAlone)
@@ -303,7 +286,7 @@ def files(
             help="Stop if more of the records of a batch of 1,000 or more are undecodable.",
         ),
     ] = 0.5,
-    metrics_port: MetricsPort = METRICS_PORT,
+    metrics_port: shared.MetricsPort = shared.METRICS_PORT,
     metrics_host: Annotated[
         str, typer.Option(metavar="HOST", help="Serve /metrics on this address; 0.0.0.0 is every one of the machine.")
     ] = "127.0.0.1",
@@ -319,25 +302,25 @@ def files(
     logs: Annotated[
         Literal["text", "json"], typer.Option(help="Lines of JSON replace all other output, on stderr.")
     ] = "text",
-    jars_in: Jars = None,
-    conf: Confs = None,
-    debug: Debug = False,
+    jars_in: shared.Jars = None,
+    conf: shared.Confs = None,
+    debug: shared.Debug = False,
 ) -> None:
     """Merge a folder of change files into a Delta table, until it is stopped or --once.
 
     Unreadable lines go to the quarantine table. Move files into the folder with a rename: each file is read once.
     Exit codes: 0 stopped or done; 1 Spark failed; 2 fix an option or the environment; 3 fix the data; 4 run it again.
     """
-    log_to_screen(logging.WARNING)
+    shared.log_to_screen(logging.WARNING)
     if logs == "json":
-        log_as_json()
-    with errors_as_sentences(debug=debug, spell=as_options):
+        shared.log_as_json()
+    with shared.errors_as_sentences(debug=debug, spell=as_options):
         settings = FilesSettings(
             folder=reader.Folder(path=hadoop_uri(source), format=format, header=header, delimiter=delimiter),
             target=target,
             checkpoint=hadoop_uri(checkpoint.rstrip("/")),
-            keys=names("--keys", keys),
-            sequence_by=() if sequence_by is None else names("--sequence-by", sequence_by),
+            keys=shared.names("--keys", keys),
+            sequence_by=() if sequence_by is None else shared.names("--sequence-by", sequence_by),
             shape=_meaning(
                 context,
                 shape,
@@ -351,11 +334,11 @@ def files(
                 },
             ),
             apply_as_deletes=apply_as_deletes,
-            columns=None if columns is None else names("--columns", columns),
-            except_columns=None if except_columns is None else names("--except-columns", except_columns),
+            columns=None if columns is None else shared.names("--columns", columns),
+            except_columns=None if except_columns is None else shared.names("--except-columns", except_columns),
             quarantine_target=quarantine_target,
             schema_evolution="widen" if schema_evolution == "widen" else schema_evolution is not None,
-            table_properties=properties("--table-property", table_property or []),
+            table_properties=shared.properties("--table-property", table_property or []),
             target_filter=target_filter,
             single_writer=single_writer,
             name=name,
@@ -368,21 +351,23 @@ def files(
         if pushgateway is not None:
             expect_gateway(pushgateway)
         with (
-            metrics_server(
+            shared.metrics_server(
                 0 if replay_quarantine else metrics_port,  # where a job is scraped, that one is seen to be down
                 metrics_host,
                 Access(certificate_file=metrics_certificate, token_file=metrics_token),
-                is_wish=is_default(context, "metrics_port"),
+                is_wish=shared.is_default(context, "metrics_port"),
             ) as server,
-            session_starter(f"stream-merge files {settings.label}", session_confs(conf, jars_in, places)) as start,
+            shared.session_starter(
+                f"stream-merge files {settings.label}", shared.session_confs(conf, jars_in, places)
+            ) as start,
         ):
             if replay_quarantine:
-                replay_files(settings, console=OUT, start_session=start)
+                replay_files(settings, console=shared.OUT, start_session=start)
             else:
                 try:
                     run_files(
                         settings,
-                        console=OUT,
+                        console=shared.OUT,
                         start_session=lambda: server.health.follow(start()),
                         metrics_url=server.url,
                     )
@@ -405,8 +390,8 @@ def explain(
 
     Reads the table's log and the footers of change files. Needs no Java.
     """
-    with errors_as_sentences():
-        show_explained(explain_table(target, last=last), target, console=OUT)
+    with shared.errors_as_sentences():
+        show_explained(explain_table(target, last=last), target, console=shared.OUT)
 
 
 @app.command()
@@ -419,23 +404,25 @@ def maintain(
     vacuum: Annotated[
         bool, typer.Option("--vacuum", help="Delete files unused for the table's delta.deletedFileRetentionDuration.")
     ] = False,
-    jars_in: Jars = None,
-    conf: Confs = None,
-    debug: Debug = False,
+    jars_in: shared.Jars = None,
+    conf: shared.Confs = None,
+    debug: shared.Debug = False,
 ) -> None:
     """Compact a table's small files and delete files it no longer needs, once, while no sink writes to it.
 
     Exit codes: 0 done, or nothing to do; 1 not done, with the reason; 2 fix an option; 4 another process writes to the
     table, or the store is unavailable: run it again later.
     """
-    log_to_screen(logging.ERROR)
-    with errors_as_sentences(debug=debug):
+    shared.log_to_screen(logging.ERROR)
+    with shared.errors_as_sentences(debug=debug):
         wanted = Maintenance(optimize=optimize, vacuum=vacuum)
-        with session_starter(f"stream-merge maintain {target}", session_confs(conf, jars_in, [target])) as start:
+        with shared.session_starter(
+            f"stream-merge maintain {target}", shared.session_confs(conf, jars_in, [target])
+        ) as start:
             run = maintain_table(start(), target, wanted)
-    OUT.print(_sentence(run), markup=False, highlight=False, soft_wrap=True)
+    shared.OUT.print(_sentence(run), markup=False, highlight=False, soft_wrap=True)
     if run.outcome not in ("done", "nothing"):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(shared.FAILED)
 
 
 def _sentence(run: MaintenanceRun) -> str:

@@ -11,17 +11,7 @@ import pyarrow.compute as pc
 
 from stream_merge.sources import postgresql
 from stream_merge.sources.envelopes import base
-from stream_merge.sources.envelopes.base import (
-    SNAPSHOT_READS,
-    ConnectFormat,
-    Kind,
-    Read,
-    ReadMany,
-    are_snapshot_reads,
-    inner,
-    named,
-    tells_snapshot,
-)
+from stream_merge.sources.envelopes.base import ConnectFormat, Kind, Read, ReadMany
 from stream_merge.sources.wire import connect_schema, json_table
 from stream_merge.sources.wire.connect_json import Payloads
 from stream_merge.sources.wire.encodings import refuse, shown
@@ -75,7 +65,7 @@ class Debezium(ConnectFormat):
             fields,
             schema_id,
             position,
-            source.get("snapshot") in SNAPSHOT_READS,
+            source.get("snapshot") in base.SNAPSHOT_READS,
             millis if type(millis) is int else None,
             name if isinstance(name, str) else None,
             postgresql.last_commit(source.get(postgresql.LAST_COMMIT_FIELD)),
@@ -98,7 +88,7 @@ class Debezium(ConnectFormat):
         source = types.get("source", pa.null())
         if types.get("op") != pa.string() or not pa.types.is_struct(source):
             return False
-        return (postgresql.POSITION_FIELD, pa.int64()) in named(source) and tells_snapshot(source, "snapshot")
+        return (postgresql.POSITION_FIELD, pa.int64()) in base.named(source) and base.tells_snapshot(source, "snapshot")
 
 
 def _row_events(payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
@@ -106,7 +96,7 @@ def _row_events(payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
     op, source, after = rows.field("op"), rows.field("source"), rows.field("after")
     is_delete = pc.fill_null(pc.equal(op, "d"), False)
     is_upsert = pc.is_in(op, value_set=pa.array(sorted(UPSERTS)))
-    position = inner(source, postgresql.POSITION_FIELD, pa.int64())
+    position = base.inner(source, postgresql.POSITION_FIELD, pa.int64())
     whole = json_table.lack_nothing(payloads.texts, rows, after, spared=is_delete)
     every = ReadMany(
         indexes=payloads.indexes,
@@ -114,10 +104,10 @@ def _row_events(payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
         is_delete=is_delete,
         image=after,
         position=position,
-        is_snapshot=are_snapshot_reads(source, "snapshot"),
-        source_millis=inner(source, "ts_ms", pa.int64()),
-        connector=inner(source, "name", pa.string()),
-        last_commit=postgresql.last_commits(inner(source, postgresql.LAST_COMMIT_FIELD, pa.string())),
+        is_snapshot=base.are_snapshot_reads(source, "snapshot"),
+        source_millis=base.inner(source, "ts_ms", pa.int64()),
+        connector=base.inner(source, "name", pa.string()),
+        last_commit=postgresql.last_commits(base.inner(source, postgresql.LAST_COMMIT_FIELD, pa.string())),
         key_completes=True,
     )
     before = rows.field("before")

@@ -10,16 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge.sources import postgresql
-from stream_merge.sources.envelopes.base import (
-    SNAPSHOT_READS,
-    ConnectFormat,
-    Kind,
-    Read,
-    ReadMany,
-    are_snapshot_reads,
-    inner,
-    tells_snapshot,
-)
+from stream_merge.sources.envelopes import base
+from stream_merge.sources.envelopes.base import ConnectFormat, Kind, Read, ReadMany
 from stream_merge.sources.wire import json_table
 from stream_merge.sources.wire.connect_json import Payloads
 from stream_merge.sources.wire.encodings import refuse, shown
@@ -83,7 +75,7 @@ class Flattened(ConnectFormat):
             row,
             schema_id,
             self._position(about),
-            about.get("op") == _READ or _source_field(about, _SNAPSHOT) in SNAPSHOT_READS,
+            about.get("op") == _READ or _source_field(about, _SNAPSHOT) in base.SNAPSHOT_READS,
             millis if type(millis) is int else None,
             last_commit=postgresql.last_commit(_source_field(about, postgresql.LAST_COMMIT_FIELD)),
         )
@@ -113,16 +105,16 @@ class Flattened(ConnectFormat):
             fields.append(present[0] if present else wanted[0])
         metadata = _MetadataFields(*fields)
         has_position = self.ordered_by_offset or around.get_field_index(metadata.position) >= 0
-        return metadata if has_position and tells_snapshot(around, metadata.snapshot) else None
+        return metadata if has_position and base.tells_snapshot(around, metadata.snapshot) else None
 
     def _row_events(
         self, payloads: Payloads, rows: pa.StructArray, row: pa.StructType, metadata: _MetadataFields
     ) -> ReadMany:
         image = pa.StructArray.from_arrays([rows.field(field.name) for field in row], fields=list(row))
-        deleted, op = (inner(rows, f"{self.added.prefix}{name}", pa.string()) for name in ("deleted", "op"))
+        deleted, op = (base.inner(rows, f"{self.added.prefix}{name}", pa.string()) for name in ("deleted", "op"))
         is_delete = pc.fill_null(pc.or_kleene(pc.equal(deleted, "true"), pc.equal(op, "d")), False)
         is_read = pc.fill_null(pc.equal(op, _READ), False)
-        position = inner(rows, metadata.position, pa.int64())
+        position = base.inner(rows, metadata.position, pa.int64())
         if self.ordered_by_offset:
             position = pa.repeat(pa.scalar(0, pa.int64()), len(rows))
         whole = json_table.lack_nothing(payloads.texts, rows, image, spared=is_delete)
@@ -132,10 +124,10 @@ class Flattened(ConnectFormat):
             is_delete=is_delete,
             image=image,
             position=position,
-            is_snapshot=pc.or_(is_read, pc.fill_null(are_snapshot_reads(rows, metadata.snapshot), False)),
-            source_millis=inner(rows, f"{self.added.prefix}source_ts_ms", pa.int64()),
+            is_snapshot=pc.or_(is_read, pc.fill_null(base.are_snapshot_reads(rows, metadata.snapshot), False)),
+            source_millis=base.inner(rows, f"{self.added.prefix}source_ts_ms", pa.int64()),
             connector=pa.nulls(len(rows), pa.string()),
-            last_commit=postgresql.last_commits(inner(rows, metadata.last_commit, pa.string())),
+            last_commit=postgresql.last_commits(base.inner(rows, metadata.last_commit, pa.string())),
             key_completes=True,
         ).where(pc.and_(pc.or_(is_delete, whole), position.is_valid()))
 

@@ -53,7 +53,7 @@ class FileDecoder:
 
     records: Records
     fields: T.StructType
-    """Of the rows, all nullable."""
+    """Columns of the rows, all nullable."""
 
     @property
     def schema(self) -> T.StructType:

@@ -11,19 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, errors
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
-from kafka.errors import (
-    IllegalSaslStateError,
-    InvalidReceiveError,
-    KafkaConnectionError,
-    KafkaTimeoutError,
-    NoError,
-    SaslAuthenticationFailedError,
-    UnknownTopicOrPartitionError,
-    UnsupportedSaslMechanismError,
-    for_code,
-)
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
@@ -154,7 +143,7 @@ for _name in ("py4j.clientserver", "py4j.java_gateway"):
     logging.getLogger(_name).addFilter(_holds_no_password)
 
 
-_SASL = IllegalSaslStateError | SaslAuthenticationFailedError | UnsupportedSaslMechanismError
+_SASL = errors.IllegalSaslStateError | errors.SaslAuthenticationFailedError | errors.UnsupportedSaslMechanismError
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -178,17 +167,17 @@ def message(error: BaseException) -> str:
 def _explained(security: Security, error: Exception) -> str:
     """Why a connection failed, with the job file's setting to change where one is wrong."""
     text = message(error)
-    if isinstance(error, UnsupportedSaslMechanismError):
+    if isinstance(error, errors.UnsupportedSaslMechanismError):
         return (
             f"the broker does not offer SASL mechanism {security.mechanism}; set 'kafka.security.mechanism' to one of"
             " its sasl.enabled.mechanisms"
         )
-    if isinstance(error, SaslAuthenticationFailedError):
+    if isinstance(error, errors.SaslAuthenticationFailedError):
         return f"{text}; check 'kafka.security.user' and 'password'"
-    if isinstance(error, IllegalSaslStateError):
+    if isinstance(error, errors.IllegalSaslStateError):
         return f"this listener does not use SASL; set 'kafka.security.protocol' to {security.protocol[5:]}"
-    is_closed = isinstance(error, KafkaConnectionError) and ("socket disconnected" in text or "EOF" in text)
-    if is_closed or isinstance(error, InvalidReceiveError):
+    is_closed = isinstance(error, errors.KafkaConnectionError) and ("socket disconnected" in text or "EOF" in text)
+    if is_closed or isinstance(error, errors.InvalidReceiveError):
         return (
             f"this listener does not accept 'kafka.security.protocol: {security.protocol}'; use SASL_PLAINTEXT or"
             " SASL_SSL if it requires a login, SSL or SASL_SSL if it requires TLS"
@@ -266,10 +255,10 @@ class Cluster:
         with self._request() as client:
             for described in client.describe_topics(list(names)):
                 code = described.get("error_code")
-                if code == UnknownTopicOrPartitionError.errno:
+                if code == errors.UnknownTopicOrPartitionError.errno:
                     continue
                 if code:
-                    raise for_code(code)
+                    raise errors.for_code(code)
                 name = described["name"]
                 each = [TopicPartition(name, p["partition_index"]) for p in described["partitions"]]
                 ends = client.list_partition_offsets(dict.fromkeys(each, OffsetSpec.LATEST), isolation_level=level)
@@ -293,7 +282,7 @@ class Cluster:
         wanted = {TopicPartition(*partition): OffsetAndMetadata(end, "", -1) for partition, end in offsets.items()}
         with self._request() as client:
             answers = client.alter_group_offsets(group, wanted)
-        refused = [error for error in answers.values() if error is not NoError]
+        refused = [error for error in answers.values() if error is not errors.NoError]
         if refused:
             raise refused[0]
 
@@ -318,7 +307,7 @@ class Cluster:
             except Exception as err:
                 for one in opened:  # kafka-python leaves its thread running
                     one.close()
-                if not isinstance(err, _SASL | KafkaTimeoutError):
+                if not isinstance(err, _SASL | errors.KafkaTimeoutError):
                     raise
                 last = next((one._manager.last_failure for one in opened), None) or err
                 who, why = self.connection.bootstrap, _explained(self.connection.security, last)
