@@ -119,13 +119,9 @@ class Disorder:
 
 
 def deliveries(*, seed: int, events: int, keys: int, after: History) -> list[Event]:
-    """The next events after a history, in the order of delivery; a seed and a history give the same events.
+    """The next events after a history, with duplicates and broken ones, in the order of delivery.
 
-    Args:
-        seed: of the random generator.
-        events: count, with duplicates and broken ones.
-        keys: most orders.
-        after: not changed.
+    The same seed and history give the same events.
     """
     rng = random.Random(f"{seed}/{after.last_lsn}")
     broken = max(_FEWEST_BROKEN, round(events * _BROKEN))

@@ -35,19 +35,14 @@ class DemoSettings:
     """Options of the demo."""
 
     seed: int = 7
-    """The same seed makes the same events."""
     events: int = 20_000
-    """Events delivered, duplicates and broken ones included."""
     keys: int = 5_000
-    """How many different orders there may be."""
     batches: int = 6
-    """Micro-batches, per writer."""
+    """Per writer."""
     conflict: bool = False
-    """Let a second query merge half of the events into the same table at the same time."""
     keep: Path | None = None
-    """Folder that stays, and is continued when it is there. None: a temporary folder."""
+    """None: a temporary folder."""
     hold_seconds: float = 0.0
-    """How long table and metrics stay up after the end."""
 
 
 def run(

@@ -30,13 +30,7 @@ _LEFT_OUT = frozenset({"target", "committed", "conflicts"})
 
 
 def drawn(statuses: Mapping[str, list[Status] | str], *, at: str, width: int) -> RenderableType:
-    """The screen: for each endpoint the status of its queries, or why there is none.
-
-    Args:
-        statuses: by endpoint.
-        at: time, as text.
-        width: of the terminal.
-    """
+    """The screen: for each endpoint the status of its queries, or why there is none."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     names = ["query", "target", "state", *_NUMBERS, "engine", *_COUNTS]
     names += ["phases"] if width >= _WIDE else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from urllib.parse import unquote
 
@@ -33,6 +33,7 @@ MARKER = "_SUCCESS"
 """File that Spark and Hadoop's committers write last."""
 
 
+@dataclass(frozen=True)
 class PlannedRead:
     """A sink for the batches of a file source, which refuses missing files and other types.
 
@@ -40,28 +41,27 @@ class PlannedRead:
     checkpoint, and the status of each file that Spark does not read; the footers of Parquet files.
     """
 
-    def __init__(self, sink: MergeSink, schema: Schema, *, is_parquet: bool, most_undecodable: MostUndecodable) -> None:
-        self._sink = sink
-        self._schema = schema
-        self._is_parquet = is_parquet
-        self._most_undecodable = most_undecodable
+    sink: MergeSink
+    schema: Schema
+    is_parquet: bool
+    most_undecodable: MostUndecodable
 
     @property
     def last_result(self) -> MergeResult | None:
         """The sink's last result."""
-        return self._sink.last_result
+        return self.sink.last_result
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Merge a micro-batch."""
         began = time.perf_counter()
-        with self._sink._calls.reading(batch_df, batch_id, began):
+        with self.sink._calls.reading(batch_df, batch_id, began):
             read = files_of(batch_df)
-            if self._is_parquet and read:
-                refuse_other_types(batch_df.sparkSession, read, self._schema)
+            if self.is_parquet and read:
+                refuse_other_types(batch_df.sparkSession, read, self.schema)
         # Cached: Spark's plan does not change.
         expect_whole = cache(partial(self._expect_all_files, batch_df, batch_id, read))
-        intake = Intake(calls="every", began=began, expect_whole=expect_whole, most_undecodable=self._most_undecodable)
-        self._sink._calls.merge(batch_df, batch_id, intake)
+        intake = Intake(calls="every", began=began, expect_whole=expect_whole, most_undecodable=self.most_undecodable)
+        self.sink._calls.merge(batch_df, batch_id, intake)
 
     def _expect_all_files(self, batch_df: DataFrame, batch_id: int, read: Sequence[str]) -> None:
         session = batch_df.sparkSession
@@ -85,7 +85,7 @@ class PlannedRead:
             raise ContractError(msg, reasons={})
         gone = [file for file, now in states.items() if now is None]
         if gone:
-            empty = "files without rows" if self._is_parquet else "empty files"
+            empty = "files without rows" if self.is_parquet else "empty files"
             msg = (
                 f"[SOURCE_FILE_MISSING] batch {batch_id} is planned with missing file(s) {_listed(gone)}; restore them,"
                 f" or put {empty} in their place if you do not need them"

@@ -85,11 +85,11 @@ def replay(
         folder: of the records' files; other records stay.
         schema: to read with.
         make_sink: creates the sink with an `app_id`.
-        before: schema of earlier runs; it has the order of columns in CSV files that are gone.
-        quarantine_table: has the records.
+        mergeable: selects the events to merge.
+        before: schema of earlier runs, with the order of columns in CSV files that are gone.
+        quarantine_table: of the target.
         target: of the sink.
         checkpoint: of the runs.
-        mergeable: selects the events to merge.
     """
     claims = claims_of(session, quarantine_table, target, owner=checkpoint)
     if claims is None:

@@ -89,15 +89,7 @@ def run(
 ) -> list[MergeResult]:
     """Run streaming queries until they end, one of them fails, or `stopping` is set.
 
-    Args:
-        streams: run in parallel.
-        once: end when all available data has been merged.
-        stopping: set it, from any thread, to end after the running micro-batches.
-        on_result: called in this thread for each micro-batch, with the stream's name.
-        keep: most results to return; None: all.
-
-    Returns:
-        The results of the newest micro-batches, in the order of their ends.
+    Returns the newest `keep` results (None: all) in the order of their ends; `on_result` is called in this thread.
     """
     arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
     results: deque[MergeResult] = deque(maxlen=keep)

@@ -9,7 +9,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from rich import markup
@@ -86,13 +85,7 @@ def print_status(console: Console, about: str, text: str, *, good: bool | None =
 
 
 class Screen:
-    """The running table of micro-batches.
-
-    Args:
-        console: for output.
-        batches: expected count; None if unknown.
-        several_streams: name the stream of each micro-batch.
-    """
+    """The running table of micro-batches, of which `batches` are expected (None: unknown)."""
 
     def __init__(self, console: Console, *, batches: int | None = None, several_streams: bool = False) -> None:
         self._console = console
@@ -122,9 +115,7 @@ class Screen:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop drawing; the table stays."""
         if self._console.is_terminal:
             _LOG.removeHandler(self._listener)

@@ -81,14 +81,9 @@ class Decoder(Reading):
         deleted: set[tuple[int, bytes]],
         old_keys: pa.BinaryArray | None = None,
     ) -> pa.StructArray:
-        """Decode one batch: records of the expected form all at once, the others one by one.
+        """Decode one batch in the order of its offsets: records of the expected form all at once, others one by one.
 
-        Args:
-            keys: in the order of the offsets within each partition.
-            values: of the records.
-            partitions: of the records.
-            deleted: partition and record key of each delete so far that is the last of its key; changed.
-            old_keys: of the records; None: no record has one.
+        `deleted` has partition and record key of each delete so far that is the last of its key; it is changed.
         """
         if old_keys is None:
             old_keys = pa.nulls(len(keys), pa.binary())

@@ -157,13 +157,7 @@ def _null_if_empty(texts: pa.StringArray) -> pa.StringArray:
 
 
 def encoding(dtype: T.DataType, zone: str, *, keeps_spelling: bool = False) -> Encoding:
-    """Encoding of a type in a field.
-
-    Args:
-        dtype: of the column.
-        zone: of TIMESTAMPs without zone.
-        keeps_spelling: refuse numbers that would be stored in another spelling, as their type was inferred.
-    """
+    """Encoding of a type; `zone` is for TIMESTAMPs without one, `keeps_spelling` refuses numbers such as 007."""
     if keeps_spelling and isinstance(dtype, T.NumericType):
         return _as_spelled(encoding(dtype, zone))
     if isinstance(dtype, T.DecimalType):

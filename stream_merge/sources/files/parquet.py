@@ -117,13 +117,7 @@ def unread(session: SparkSession, path: str) -> str | None:
 
 
 def untyped(session: SparkSession, files: Sequence[str], leaves: int = 0) -> Iterator[tuple[str, str]]:
-    """Columns without a type in all of these files (paths), each with its first file.
-
-    Args:
-        session: reads footers until all columns have a type.
-        files: paths.
-        leaves: number of Parquet columns in all files.
-    """
+    """Columns without a type in all of these files, each with its first file; stops when all `leaves` have one."""
     typed: set[str] = set()
     without: dict[str, str] = {}
     for file in files:

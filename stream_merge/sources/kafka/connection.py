@@ -332,16 +332,9 @@ def records(
     max_records: int,
     fail_on_data_loss: bool,
 ) -> DataFrame:
-    """The topics as a stream of records.
+    """The topics as a stream of at most `max_records` offsets per micro-batch.
 
-    Args:
-        session: needs the Kafka connector's jars.
-        connection: the cluster.
-        topics: names.
-        starting_offsets: of a new checkpoint: "earliest", "latest" or Spark's JSON of offsets.
-        starting_timestamp_millis: instead of offsets.
-        max_records: most records per micro-batch, counted by offsets.
-        fail_on_data_loss: whether Spark stops where offsets are lost.
+    Without a checkpoint it starts at a timestamp, else at "earliest", "latest" or Spark's JSON of offsets.
     """
     reader = session.readStream.format("kafka").options(**connection.spark_options())
     reader = reader.option("subscribe", ",".join(topics)).option("includeHeaders", "true")

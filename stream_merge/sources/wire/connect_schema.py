@@ -66,10 +66,7 @@ def encoding(
 ) -> Encoding:
     """Encoding of a Connect schema (`schemas.enable` of Kafka 4.1's JsonConverter). Raises `UndecodableError`.
 
-    Args:
-        schema: one schema object: `type`, and optionally `name`, `parameters`, `optional`, `items`, `values`, `fields`.
-        placeholder: Debezium's `unavailable.value.placeholder`.
-        wanted: type that the job declares for the column, for numbers of open scale.
+    `placeholder` is Debezium's `unavailable.value.placeholder`, `wanted` the declared type of numbers of open scale.
     """
     name = schema.get("name")
     by_name = _scaled(schema, wanted) or (_NAMED[name]() if name in _NAMED else None)

@@ -86,11 +86,11 @@ def lack_nothing(
     those with other white space there, objects in arrays, or such a string.
 
     Args:
-        texts: of `read`.
-        rows: result of `read`.
-        row: the part of `rows` in question.
+        texts: argument of `read`.
+        rows: its result.
+        row: the part of `rows` to check.
         optional: fields of `rows` that may be missing.
-        spared: objects that are not checked: False where they may lack a field.
+        spared: objects that need no check.
     """
     is_sure = row.is_valid()
     for values in row.flatten():

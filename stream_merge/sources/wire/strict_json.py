@@ -48,12 +48,7 @@ def parse(text: str, *, exact: bool = False, begins_at: int = 0) -> Any:
     """The value of a text: int, float (Decimal when `exact`), str, bool, None, list or dict.
 
     Integers are exact whatever their size. Refused beyond RFC 8259: duplicate fields, NaN and Infinity, and nesting
-    beyond `MOST_NESTED`.
-
-    Args:
-        text: the value.
-        exact: see above.
-        begins_at: index of the text in the one whose characters errors name.
+    beyond `MOST_NESTED`. `begins_at` is added to positions in errors.
     """
     try:
         value = (_EXACT_DECODER if exact else _DECODER).decode(text)

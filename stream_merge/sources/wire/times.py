@@ -65,10 +65,8 @@ def timestamp_from_units(units_per_second: int) -> Encoding:
 def timestamp_from_text(*, with_zone: bool, zone: str | None = None) -> Encoding:
     """ISO 8601, with a space or a `T` before the time.
 
-    Args:
-        with_zone: TIMESTAMP (Debezium's ZonedTimestamp), else TIMESTAMP_NTZ, where a final `Z` (Debezium's
-            IsoTimestamp) is ignored.
-        zone: of TIMESTAMPs without a zone; None: they are refused.
+    A TIMESTAMP (Debezium's ZonedTimestamp) without zone is in `zone`, or refused; a TIMESTAMP_NTZ (Debezium's
+    IsoTimestamp) may end with `Z`.
     """
     dtype: T.DataType = T.TimestampType() if with_zone else T.TimestampNTZType()
     kind = "a time without zone" if not with_zone else "a time with zone" if zone is None else "a time"
