@@ -179,65 +179,65 @@ def _stream(session: SparkSession, folder: _Folder, writer: str) -> queries.Stre
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Report:
     """The comparison of ledger, quarantine and table with what was delivered."""
 
-    def __init__(
-        self, session: SparkSession, folder: _Folder, merged: screen.Merged, versions: list[int], console: Console
-    ) -> None:
-        self._session = session
-        self._folder = folder
-        self._merged = merged
-        self._versions = versions
-        self._console = console
-        self._status = partial(screen.print_status, console)
-        self._expected = oracle.expected(folder.lines())
+    session: SparkSession
+    folder: _Folder
+    merged: screen.Merged
+    versions: list[int]
+    console: Console
 
     def show(self, delivered: int | None) -> bool:
         """Print the report; whether all is as expected. `delivered` events; None: an earlier run may have left some."""
-        return all([self._ledger(delivered), self._quarantine(), self._table()])
+        expected = oracle.expected(self.folder.lines())
+        return all([self._ledger(delivered), self._quarantine(expected), self._table(expected)])
+
+    def _status(self, about: str, text: str, *, good: bool | None = None) -> None:
+        screen.print_status(self.console, about, text, good=good)
 
     def _ledger(self, delivered: int | None) -> bool:
-        counts = self._merged.events
-        self._console.print()
-        self._console.print(screen.ledger(counts))
-        self._console.print()
+        counts = self.merged.events
+        self.console.print()
+        self.console.print(screen.ledger(counts))
+        self.console.print()
         complete = delivered is None or counts.received == delivered
-        batches = counted(self._merged.micro_batches, "micro-batch")
+        batches = counted(self.merged.micro_batches, "micro-batch")
         text = f"{counted(counts.received, 'event')} in {batches}, each with one fate"
         if not complete:
             text += f", but {delivered:,} were delivered"
         self._status("ledger", text, good=complete)
-        self._status("conflicts", self._merged.conflicts())
+        self._status("conflicts", self.merged.conflicts())
         self._status("change feed", self._change_feed())
         return complete
 
     def _change_feed(self) -> str:
-        if not self._versions:
+        if not self.versions:
             return "nothing new"
-        first = min(self._versions)
-        feed = self._read(self._folder.table, readChangeFeed="true", startingVersion=str(first))
+        first = min(self.versions)
+        feed = self._read(self.folder.table, readChangeFeed="true", startingVersion=str(first))
         counts = {str(row[0]): int(row[1]) for row in feed.groupBy("_change_type").count().collect()}
         changes = ", ".join(f"{number:,} {kind}" for kind, number in sorted(counts.items()))
         return f"{changes} (from version {first} on)"
 
-    def _quarantine(self) -> bool:
-        wanted = self._expected.quarantined
+    def _quarantine(self, expected: oracle.Expected) -> bool:
+        wanted = expected.quarantined
         stored: Mapping[tuple[str, ...], int] = {}
         if wanted:
-            reasons = self._read(self._folder.table.quarantine).groupBy(F.array_sort("reasons").alias("reasons"))
+            reasons = self._read(self.folder.table.quarantine).groupBy(F.array_sort("reasons").alias("reasons"))
             stored = {tuple(row[0]): int(row[1]) for row in reasons.count().collect()}
         listed = ", ".join(f"{number} {' and '.join(kind)}" for kind, number in sorted(stored.items()))
-        text = f"{counted(sum(stored.values()), 'broken event')} ({listed or 'none'}) in {self._merged.quarantine}"
+        text = f"{counted(sum(stored.values()), 'broken event')} ({listed or 'none'}) in {self.merged.quarantine}"
         if stored != wanted:
             text += f", but {sum(wanted.values())} were delivered: {dict(wanted)!r}"
         self._status("quarantine", text, good=stored == wanted)
         return stored == wanted
 
-    def _table(self) -> bool:
-        rows = [tuple(row) for row in self._read(self._folder.table).select(*oracle.STORED).collect()]
-        difference = oracle.compare(self._expected, rows)
-        apart = f"computed apart from the sink from {counted(self._expected.received, 'event')}"
+    def _table(self, expected: oracle.Expected) -> bool:
+        rows = [tuple(row) for row in self._read(self.folder.table).select(*oracle.STORED).collect()]
+        difference = oracle.compare(expected, rows)
+        apart = f"computed apart from the sink from {counted(expected.received, 'event')}"
         if not difference:
             self._status("table", f"equal to the expected state: {counted(len(rows), 'row')} ({apart})", good=True)
             return True
@@ -254,4 +254,4 @@ class _Report:
         return False
 
     def _read(self, path: str, **options: str) -> DataFrame:
-        return self._session.read.format("delta").options(**options).load(path)
+        return self.session.read.format("delta").options(**options).load(path)

@@ -219,10 +219,8 @@ def _bits(declared: _Declared) -> Schema:
 
 
 def _numeric(declared: _Declared, mode: str, text: str) -> Schema:
-    if mode == "double":
-        return {"type": "double"}
-    if mode == "string":
-        return {"type": "string"}
+    if mode != "precise":
+        return {"type": mode}
     if declared.first is None:
         return {
             "type": "struct",
@@ -236,7 +234,7 @@ def _money(modes: Modes, text: str) -> Schema:
     mode = _stated(modes.decimal_handling, "decimal.handling.mode", text)
     if mode == "precise":
         return _decimal(38, _stated(modes.money_fraction_digits, "money.fraction.digits", text), text)
-    return {"type": "double"} if mode == "double" else {"type": "string"}
+    return {"type": mode}
 
 
 def _decimal(precision: int, scale: int, text: str) -> Schema:
@@ -252,28 +250,28 @@ def _decimal(precision: int, scale: int, text: str) -> Schema:
     return {"type": "bytes", "name": DECIMAL, "parameters": parameters}
 
 
+_TIMES: Mapping[str, Schema] = {
+    "isostring": {"type": "string", "name": "io.debezium.time.IsoTime"},
+    "connect": {"type": "int32", "name": "org.apache.kafka.connect.data.Time"},
+    "nanoseconds": {"type": "int64", "name": "io.debezium.time.NanoTime"},
+}
+_TIMESTAMPS: Mapping[str, Schema] = {
+    "isostring": {"type": "string", "name": "io.debezium.time.IsoTimestamp"},
+    "connect": {"type": "int64", "name": "org.apache.kafka.connect.data.Timestamp"},
+    "nanoseconds": {"type": "int64", "name": "io.debezium.time.NanoTimestamp"},
+}
+
+
 def _time(declared: _Declared, mode: str, text: str) -> Schema:
-    if mode == "isostring":
-        return {"type": "string", "name": "io.debezium.time.IsoTime"}
-    if mode == "connect":
-        return {"type": "int32", "name": "org.apache.kafka.connect.data.Time"}
-    if mode == "nanoseconds":
-        return {"type": "int64", "name": "io.debezium.time.NanoTime"}
     if mode == "adaptive" and _in_millis(declared, text):
         return {"type": "int32", "name": "io.debezium.time.Time"}
-    return {"type": "int64", "name": "io.debezium.time.MicroTime"}
+    return _TIMES.get(mode, {"type": "int64", "name": "io.debezium.time.MicroTime"})
 
 
 def _timestamp(declared: _Declared, mode: str, text: str) -> Schema:
-    if mode == "isostring":
-        return {"type": "string", "name": "io.debezium.time.IsoTimestamp"}
-    if mode == "connect":
-        return {"type": "int64", "name": "org.apache.kafka.connect.data.Timestamp"}
-    if mode == "nanoseconds":
-        return {"type": "int64", "name": "io.debezium.time.NanoTimestamp"}
     if mode.startswith("adaptive") and _in_millis(declared, text):
         return {"type": "int64", "name": "io.debezium.time.Timestamp"}
-    return {"type": "int64", "name": "io.debezium.time.MicroTimestamp"}
+    return _TIMESTAMPS.get(mode, {"type": "int64", "name": "io.debezium.time.MicroTimestamp"})
 
 
 def _in_millis(declared: _Declared, text: str) -> bool:

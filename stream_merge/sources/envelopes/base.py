@@ -35,7 +35,6 @@ class Kind(StrEnum):
     """In a schema that the decoder does not know; the note has it."""
 
 
-HEARTBEAT, SCHEMA_CHANGE, TRANSACTION, MESSAGE = "heartbeat", "schema_change", "transaction", "message"
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -37,7 +37,7 @@ class Debezium(ConnectFormat):
             return self._row_event(op, payload, key, schema_id)
         if op == "t":
             return Read(Kind.TRUNCATE)
-        reason = base.MESSAGE if op == "m" else _side_record(payload)
+        reason = "message" if op == "m" else _side_record(payload)
         if reason is None:
             refuse(f"op is {shown(op)}, which is none of c, u, d, r, t, m")
         return Read(Kind.FILTERED, note=reason)
@@ -119,9 +119,9 @@ def _row_events(payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
 def _side_record(payload: Mapping[str, Any]) -> str | None:
     """The type of a record without `op`, by its fields (Debezium 3.4)."""
     if "tableChanges" in payload or "ddl" in payload:
-        return base.SCHEMA_CHANGE
+        return "schema_change"
     if "status" in payload and "id" in payload and "event_count" in payload:
-        return base.TRANSACTION
+        return "transaction"
     if payload.keys() == {"ts_ms"}:
-        return base.HEARTBEAT
+        return "heartbeat"
     return None
