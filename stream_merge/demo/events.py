@@ -151,7 +151,6 @@ def share(seed: int, events: Sequence[Event], writers: int) -> list[list[Event]]
 
 
 def _changes(rng: random.Random, count: int, keys: int, after: History) -> Iterable[Event]:
-    """Changes of the table in order."""
     alive, dead = sorted(after.alive), sorted(after.dead)
     unused = [key for key in range(1, keys + 1) if key not in after.alive and key not in after.dead]
     rng.shuffle(unused)

@@ -176,14 +176,10 @@ class MetricsServer:
                 fields = [*fields, (b"www-authenticate", b"Bearer")]
             case "/metrics":
                 status, fields, body = await self._scrape(target.query, headers)
-            case "/livez":
+            case "/livez" | "/readyz":
                 problem = self.health.problem()
-                status, fields, body = _text(
-                    HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK, problem or "alive"
-                )
-            case "/readyz":
-                is_ready, states = self.health.ready()
-                status, fields, body = _text(HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, states)
+                is_up, text = (problem is None, problem or "alive") if target.path == "/livez" else self.health.ready()
+                status, fields, body = _text(HTTPStatus.OK if is_up else HTTPStatus.SERVICE_UNAVAILABLE, text)
             case _:
                 status, fields, body = _text(HTTPStatus.NOT_FOUND, "only /metrics, /livez and /readyz are here")
         return _answer(status, fields, body, with_body=method == "GET")

@@ -88,12 +88,8 @@ def run(
                 push(settings.metrics.pushgateway, [query.name for query in settings.queries])
     for name, error in result.failures.items():
         named = f"query {name!r}"
-        shared.complain(
-            error,
-            about=None if named in str(error) else named,
-            debug=debug,
-            spell=partial(as_settings, name),
-        )
+        about = None if named in str(error) else named
+        shared.complain(error, about=about, debug=debug, spell=partial(as_settings, name))
     if result.verdict.value:
         raise typer.Exit(result.verdict.value)
 
@@ -229,7 +225,6 @@ def replay_quarantined(
 
 
 def _places(chosen: Sequence[QuerySettings]) -> list[str]:
-    """Locations that the session needs stores for."""
     return [place for query in chosen for place in (query.target, query.checkpoint)]
 
 

@@ -60,7 +60,6 @@ class _MayStandAlone(TyperCommand):
 
 
 def _shape(name: str) -> str:
-    """The name of a known shape."""
     if name not in known_shapes():
         msg = f"{name!r} is not one of {', '.join(known_shapes())}"
         raise typer.BadParameter(msg)
@@ -88,7 +87,6 @@ def _meaning(context: typer.Context, shape: str, clauses: Path | None, arguments
 
 
 def _snapshot(given: Mapping[str, Any]) -> Snapshot:
-    """A snapshot from its options."""
     if given.get("delete_missing") is False and "max_delete_share" in given:
         msg = (
             "[CONFLICTING_SETTINGS] --no-delete-missing keeps missing rows, so --max-delete-share has no effect; remove"

@@ -31,13 +31,7 @@ _PHASES_IN_TABLE = 3
 _NEGLIGIBLE_SECONDS = 0.05
 """Phases shorter than this are not named."""
 
-_STYLES = {
-    "inserted": "green",
-    "updated": "cyan",
-    "deleted": "red",
-    "stale": "yellow",
-    "quarantined": "magenta",
-}
+_STYLES = {"inserted": "green", "updated": "cyan", "deleted": "red", "stale": "yellow", "quarantined": "magenta"}
 _SHORT = {
     "quarantined": "quar.",
     "collapsed": "coll.",
