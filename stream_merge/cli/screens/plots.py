@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import matplotlib as mpl
@@ -116,6 +117,7 @@ def plots(history: TableHistory) -> Iterator[Plot]:
     """All plots, in the order of the page."""
     batches = _Groups.split(history.batches)
     commits = _Groups.split(history.commits)
+    vectors = partial(_two_lines, first="vectors", label="files with a vector", second="deleted_rows", color=_RED)
     with mpl.rc_context(_STYLE):
         yield Plot(
             title="Batch time",
@@ -148,7 +150,7 @@ def plots(history: TableHistory) -> Iterator[Plot]:
             title="Files",
             how_to_read="Data files after each commit, and their bytes: files that grow faster than bytes are small"
             " ones, and a drop is compaction.",
-            svg=_drawn(_files, commits),
+            svg=_drawn(partial(_two_lines, first="files", label="files", second="bytes", color=_YELLOW), commits),
         )
         yield Plot(
             title="File sizes now",
@@ -159,7 +161,7 @@ def plots(history: TableHistory) -> Iterator[Plot]:
             title="Deletion vectors",
             how_to_read="Files with a deletion vector, and rows that vectors mark as deleted: readers read and discard"
             " these rows until compaction.",
-            svg=_drawn(_vectors, commits if any(one.after.vectors for one in history.commits) else _Groups([])),
+            svg=_drawn(vectors, commits if any(one.after.vectors for one in history.commits) else _Groups([])),
         )
         reasons = _quarantined(history, commits)
         yield Plot(
@@ -198,22 +200,12 @@ def _batch_time(axes: Axes, groups: _Groups) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
 
 
-def _files(axes: Axes, groups: _Groups) -> None:
-    axes.plot([group[-1].after.files for group in groups.members], color=_BLUE, label="files", linewidth=1.6)
+def _two_lines(axes: Axes, groups: _Groups, *, first: str, label: str, second: str, color: str) -> None:
+    """Attributes of the files after each group: the first in files, the second with its own axis on the right."""
+    first_values, values = ([getattr(group[-1].after, one) for group in groups.members] for one in (first, second))
+    axes.plot(first_values, color=_BLUE, label=label, linewidth=1.6)
     axes.set_ylabel("files")
-    _second(axes, [group[-1].after.bytes for group in groups.members], "bytes", _YELLOW)
-
-
-def _vectors(axes: Axes, groups: _Groups) -> None:
-    vectors = [group[-1].after.vectors for group in groups.members]
-    axes.plot(vectors, color=_BLUE, label="files with a vector", linewidth=1.6)
-    axes.set_ylabel("files")
-    _second(axes, [group[-1].after.deleted_rows for group in groups.members], "deleted rows", _RED)
-
-
-def _second(axes: Axes, values: Sequence[float], name: str, color: str) -> None:
-    """A second line with its own axis on the right."""
-    right = axes.twinx()
+    right, name = axes.twinx(), second.replace("_", " ")
     right.plot(values, color=color, label=name, linewidth=1.6)
     right.set_ylabel(name)
     right.grid(visible=False)
