@@ -26,7 +26,7 @@ from stream_merge.jobs.kafka.newest_records import Records, newest
 from stream_merge.jobs.kafka.ordering import DELETE, POSITION_COMPONENTS, SEQUENCE
 from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
-from stream_merge.jobs.shapes import of_settings
+from stream_merge.jobs.shapes import shape_from_settings
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
@@ -305,7 +305,7 @@ class TopicSink:
 
 def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
     """The sink behind a query's batch function."""
-    shape = of_settings(settings.shape)
+    shape = shape_from_settings(settings.shape)
     sink = MergeSink(
         target=settings.target,
         keys=settings.keys,

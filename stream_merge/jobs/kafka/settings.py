@@ -22,7 +22,7 @@ from yaml.scanner import ScannerError
 from stream_merge import shapes
 from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.kafka.formats import DebeziumFormat, KeyFormatSettings, KeySettings, ValueFormat
-from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, problems_of
+from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, validation_problems
 from stream_merge.jobs.units import (
     Bytes,
     JobPath,
@@ -388,7 +388,7 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
             # A list whose entries are refused counts as too short as well.
             is_inside = [other["loc"][: len(error["loc"])] == error["loc"] for other in found if other != error]
             if error["type"] != "too_short" or not any(is_inside):
-                problems += problems_of(_by_name(error, queries))
+                problems += validation_problems(_by_name(error, queries))
     if problems:
         raise ConfigError([located(str(path), problem) for problem in problems])
     return settings
