@@ -26,6 +26,7 @@ from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.spark.hadoop_files import State, exactly, qualified_path, state, states_below
+from stream_merge.spark.streaming import caller_named, planned_files
 
 _SHOWN = 5
 MARKER = "_SUCCESS"
