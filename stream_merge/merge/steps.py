@@ -160,6 +160,8 @@ def _evaluated_in_driver(
 ) -> Batch | None:
     """The batch in the driver, or None where it should not or could not go there; then nothing of it is kept."""
     spec, at_hand = call.spec, call.intake.at_hand
+    if spec.is_whole:
+        return None  # Spark finds the keys that a full copy has twice; and its rows are looked for in each file
     if at_hand is not None and is_for_driver(spec, call.tables, target, layout):
         found = evaluate_at_hand(source, at_hand, layout)
         if found is not None:
