@@ -57,11 +57,7 @@ def prefer(job: MergeJob) -> Preference:
 
 
 def start(job: MergeJob, preference: Preference) -> Execution:
-    """The engine at work on the job: Spark where the driver turns out not to be able to merge it.
-
-    Raises:
-        ConfigError: engine="driver", and it cannot.
-    """
+    """The engine at work on the job: Spark where the driver turns out not to be able to merge it."""
     refused = preference.obstacle
     if preference.in_driver:
         started = driver.start(job, preference.estimate)
@@ -116,10 +112,7 @@ def job_of(
     now_micros: int,
     inside_at: int | None = None,
 ) -> MergeJob:
-    """Look at everything that engines are chosen by.
-
-    Cost: the tables' logs alone; for `engine="spark"` nothing.
-    """
+    """Everything that engines are chosen by. Cost: the tables' logs; for `engine="spark"` nothing."""
     if spec.tombstones:
         layout.once("log_of_types", lambda: _widen_log(session, spec, tables, layout, target))
     table, log, log_snapshot, touched, rows = None, None, None, 0, 0

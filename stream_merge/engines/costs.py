@@ -33,7 +33,7 @@ class Work:
 
     @property
     def row_bytes(self) -> float:
-        """Of a row in a file."""
+        """Average bytes of a row in the files."""
         return max(self.bytes / self.rows, 1) if self.rows else _ROW_BYTES
 
 

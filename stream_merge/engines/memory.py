@@ -31,14 +31,7 @@ class Reservations:
         return int(SHARE_OF_FREE_MEMORY * free_memory_bytes()) - self._taken
 
     def take(self, wanted: int, ceiling: int | None) -> int | None:
-        """Promise that many bytes, or else say how many there are.
-
-        Args:
-            wanted: bytes.
-            ceiling: bytes that this merge may take whatever others do; None: what is free and not promised.
-
-        Returns: None when they are promised, else the bytes that would have been allowed.
-        """
+        """Reserve so many bytes and return None, or return how many are allowed."""
         with self._lock:
             allowed = self.allowed() if ceiling is None else ceiling
             if wanted > allowed:
@@ -56,22 +49,14 @@ reservations = Reservations()
 
 
 class Promise:
-    """Memory that one merge was promised, until it is given back.
-
-    Args:
-        ceiling: bytes that the merge may take whatever others do; None: what is free and not promised.
-    """
+    """Memory reserved for one merge. `ceiling`: bytes that it may take whatever others do; None: what is free."""
 
     def __init__(self, ceiling: int | None) -> None:
         self._ceiling = ceiling
         self._taken = 0
 
     def cover(self, wanted: int) -> int | None:
-        """Promise that many bytes in all, as far as they were not before, or else say how many there are.
-
-        Returns: None when they are promised, else the bytes that would have been allowed; what was promised before
-        stays.
-        """
+        """Extend the reservation to so many bytes in all and return None, or return how many were allowed."""
         more = wanted - self._taken
         if more <= 0:
             return None
@@ -143,14 +128,10 @@ COPIES_OF_EVENTS, COPIES_OF_ROWS = 3, 4
 def memory_before(
     work: Work, touched: Sequence[Touched], event_bytes: int | None, *, rewriting: int = 0, is_whole: bool = False
 ) -> int:
-    """Bytes that a merge may take, before the rows of its keys are looked for: one row for each event.
+    """Bytes that a merge may take, estimated before rows are read: one row for each event.
 
-    Args:
-        work: of the merge.
-        touched: the files that may hold rows of its keys.
-        event_bytes: of its events; None where they are not there yet.
-        rewriting: bytes of rows that are in memory at once while files are rewritten.
-        is_whole: whether all rows of the files are read, a copy of the whole table beside them.
+    `event_bytes` is None while the events are not in the driver; `rewriting`: bytes of rows in memory at once while
+    files are rewritten; `is_whole`: all rows of the files are read, beside a full copy of the table.
     """
     files = [one.candidate.footer for one in touched]
     rows = sum(file.rows for file in files)

@@ -17,18 +17,13 @@ from stream_merge.tables.side.tombstones import DriverTombstones, SparkTombstone
 
 
 def on_spark(job: MergeJob) -> SparkTombstones:
-    """By Spark."""
+    """Tombstones by Spark."""
     own = partial(own_log, job.target.table_id)
     return SparkTombstones(SparkSideTable(job.session, job.spec.tombstone_target, own), **_scope(job))
 
 
 def in_driver(job: MergeJob, events: pa.Table) -> DriverTombstones:
-    """In the driver.
-
-    Args:
-        job: whose deletes are remembered.
-        events: `Rows.arrow` or `Rows.keys` of the batch.
-    """
+    """Tombstones by the driver; `events` are `Rows.arrow` or `Rows.keys` of the batch."""
     name = job.spec.tombstone_target
     table = DriverSideTable(
         name,
@@ -60,10 +55,7 @@ def refused_log(job: MergeJob) -> Ineligible | None:
 
 
 def quickly(job: MergeJob) -> DriverTombstones | None:
-    """In the driver for a batch that Spark merges, None where that is not proven; Spark takes a job or two to read.
-
-    The log is a plain table of the sink's own, whatever the target is like.
-    """
+    """Tombstones by the driver for a small batch that Spark merges: saves Spark jobs. None where not proven."""
     small = job.batch.upserts + job.batch.deletes <= DRIVER_EVENTS
     if job.spec.engine != "auto" or not small or not job.costs.remembers_in_driver or job.log_snapshot is None:
         return None

@@ -48,13 +48,7 @@ from stream_merge.tables.table import Tables
 
 
 class Calls:
-    """Merges the batches of one sink, one call each.
-
-    Args:
-        spec: the sink's settings.
-        metrics: where to count; None: one instance on the default Prometheus registry.
-        observers: called when a micro-batch starts and ends.
-    """
+    """Merges the batches of one sink, one call each."""
 
     def __init__(
         self, spec: MergeSpec, *, metrics: MergeMetrics | None = None, observers: Sequence[Observer] = ()
@@ -86,13 +80,9 @@ class Calls:
         position_components: int | None = None,
         skip_unchanged: bool = False,
     ) -> None:
-        """What only sources of this package know of their batches, before the first call.
+        """Settings that only sources of this package have, before the first call: see the fields of `MergeSpec`.
 
-        Args:
-            carries: columns of `names.SOURCE_COLUMNS` that its batches have.
-            deletes: SQL text of what it marks as a delete; a shape without deletes refuses batches that have some.
-            position_components: see `MergeSpec.position_components`.
-            skip_unchanged: see `MergeSpec.skip_unchanged`.
+        `carries`: columns of `names.SOURCE_COLUMNS` in the batches; `deletes`: SQL of the delete mark.
         """
         self.spec = replace(
             self.spec,
@@ -105,13 +95,7 @@ class Calls:
 
     @spark_errors_unlogged()
     def merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
-        """Merge one micro-batch (`MergeSink.__call__`).
-
-        Args:
-            batch_df: the events.
-            batch_id: of the micro-batch.
-            intake: what the source tells about the batch beside its events.
-        """
+        """Merge one micro-batch (`MergeSink.__call__`)."""
         with self._call(batch_df, batch_id, intake) as (call, source):
             prepared = steps.prepare(call, source)
             if isinstance(prepared, Applied):
@@ -124,9 +108,9 @@ class Calls:
         self._report(call, done)
 
     def account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
-        """As `merge`, for a batch without any event of which the columns of a row are known.
+        """Account for a batch without any decodable event: undecodable records go to the quarantine, once per batch.
 
-        What is undecodable goes to the quarantine, once per batch; the target is neither looked at nor created.
+        The target is neither read nor created.
         """
         with self._call(batch_df, batch_id, intake) as (call, _):
             steps.check_quarantine(call)
@@ -289,10 +273,7 @@ class Calls:
         return self._failed_late or quarantining.may_hold(batch_df, batch_id, self.spec, self._tables)
 
     def quarantine_batch(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
-        """Commit all events of a batch to the quarantine table instead of merging them, each once.
-
-        Returns: how many this call has written.
-        """
+        """Commit all events of a batch to the quarantine table, each once; returns how many were written."""
         spec, session = self.spec, self._session.of(batch_df)
         counts = quarantining.write(batch_df, batch_id, spec, session, error=error, sleep=self.sleep)
         query, metrics = caller(batch_df, spec).query, self.metrics

@@ -22,9 +22,7 @@ def now_micros() -> int:
 class PhaseClock:
     """Charges wall time to the innermost phase; what no phase claims is `other`.
 
-    Args:
-        began: `time.perf_counter()` when the source began to read the batch; from then to now is the phase `read`.
-        current: the phase that begins now.
+    `began`: `time.perf_counter()` when the source began to read the batch; from then to now is the phase `read`.
     """
 
     def __init__(self, began: float | None = None, *, current: Phase = "other") -> None:
@@ -79,13 +77,7 @@ log = logging.getLogger(__name__)
 
 
 class Observed:
-    """Tells observers how a batch goes.
-
-    Args:
-        observers: whom.
-        clock: of the batch.
-        label: `query`, `target` and `batch_id`.
-    """
+    """Notifies observers of the start and the end of a batch."""
 
     def __init__(self, observers: Sequence[Observer], clock: PhaseClock, **label: Any) -> None:
         self._observers = observers
@@ -100,11 +92,7 @@ class Observed:
         self._each("started", lambda: self._batch)
 
     def ended(self, facts: Callable[[], dict[str, Any]]) -> None:
-        """The batch has ended.
-
-        Args:
-            facts: fields of `MicroBatch`; not asked for without observers.
-        """
+        """Notify observers of the end; `facts` are fields of `MicroBatch`, not computed without observers."""
         if not self._has_started:  # its source could not read it
             self.started()
         self._each("ended", lambda: replace(self._batch, phases=self._clock.intervals(), **facts()))

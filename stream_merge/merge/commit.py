@@ -34,10 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def commit(call: BatchCall, plan: Plan) -> tuple[Plan, Merged]:
-    """Merge what no tombstone refuses, in one commit; each attempt reads tombstones and table afresh.
-
-    Returns: the plan that was executed at last; what it did.
-    """
+    """Merge what no tombstone refuses, in one commit; each attempt reads tombstones and table afresh."""
 
     def attempt(number: int) -> tuple[Plan, Merged]:
         call.retrying.count_merge(number)
@@ -227,24 +224,13 @@ def _is_recorded(call: BatchCall) -> bool:
 
 
 def record_first(call: BatchCall, *, since: int) -> int | None:
-    """Commit a batch's transaction id alone; Delta's version, or None where a twin of this call was faster.
-
-    Args:
-        call: the sink's.
-        since: version of the target before.
-    """
+    """Commit a batch's transaction id alone; Delta's version, or None where a twin of this call was faster."""
     tag = call.tags.tag("target", engine="spark", plan="no row changed; the query's first batch at this table")
     return _committed(call, tag, partial(record, call.session, call.spec.target, tag), since=since).version
 
 
 def fill_columns(call: BatchCall, values: Mapping[str, Column], *, since: int) -> MergeReport:
-    """Add columns to the target with a value in each of its rows, in one commit.
-
-    Args:
-        call: the sink's.
-        values: column -> value, typed.
-        since: version of the target before.
-    """
+    """Add columns to the target with a value in each of its rows, in one commit."""
     spec = call.spec
     within = None if spec.target_filter is None else target_filter.inside(spec.target_filter)
     tag = call.tags.tag("column-default", engine="spark", plan=f"defaults of {sorted(values)!r}")

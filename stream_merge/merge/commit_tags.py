@@ -19,7 +19,7 @@ from stream_merge.tables.side.side_table import Judge, Runner, SideCommit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitTags:
-    """Of the target's commits and of those to the tables beside it."""
+    """Tags of the commits of one batch: to the target and to the side tables."""
 
     caller: Caller
     batch_id: int
@@ -43,7 +43,7 @@ class CommitTags:
         return is_applied(found.transaction, self.caller.app_id("target"), self.batch_id)
 
     def recorded_id(self, found: TableSnapshot) -> int | None:
-        """Of the newest batch that the target's transaction id shows."""
+        """Newest batch id that the target's transaction id shows."""
         app_id = self.caller.app_id("target")
         return None if app_id is None else found.transaction(app_id)
 
@@ -53,14 +53,7 @@ class CommitTags:
         return self.caller.checkpoint is not None and is_named and self.recorded_id(found) is None
 
     def tag(self, role: names.Role, *, engine: str, plan: str, so_far: Mapping[str, Any] | None = None) -> CommitTag:
-        """What a commit of the target carries; with a token that no other attempt has.
-
-        Args:
-            role: what the commit is for.
-            engine: who makes it.
-            plan: why this engine.
-            so_far: what else is known of the batch before it, for the table's history.
-        """
+        """The tag of a commit to the target, with a token that no other attempt has; `so_far` goes into the history."""
         token = uuid.uuid4().hex
         self.tokens.append(token)
         ours = {

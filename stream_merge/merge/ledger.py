@@ -64,14 +64,10 @@ def settle(
     repaired: Mapping[str, int],
     undecodable: int,
 ) -> EventCounts:
-    """Put the counts of the evaluation, the tombstones, the merge and the re-check together.
+    """The fates of a batch's events, from the evaluation, the tombstones, the merge and the re-check.
 
-    Args:
-        batch: the evaluated batch; None when a duplicate needed no evaluation, or no event could be read.
-        report: what the merge did; None when none was needed.
-        refused: events that a tombstone refused before the merge.
-        repaired: rows that the re-check removed, in `total` and by what they had been counted as.
-        undecodable: events that are in quarantine and not in the batch.
+    `batch` is None when a duplicate was not evaluated or no event could be decoded; `report` is None when no merge was
+    needed; `repaired` has the rows that the re-check removed, in `total` and by their first fate.
     """
     if report is None or report.already_applied:
         return EventCounts()

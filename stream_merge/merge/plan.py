@@ -72,18 +72,14 @@ def _started(call: BatchCall, job: MergeJob, execution: Execution, source: DataF
 
 
 def replan(call: BatchCall, plan: Plan, *, is_retry: bool) -> Plan:
-    """The same plan, or one for the table as it is now where another writer has changed its columns meanwhile.
+    """The plan, or a new one where another writer has changed the table's columns meanwhile.
 
-    Delta tells a merge that lost from one whose table had changed before it began only where the number of columns
-    did (4.4): a field that others have added to a struct would be NULL in each row that is updated.
-
-    A column that another writer has added with another type meanwhile would be cast into, without a word.
+    Delta tells a merge that lost from one whose table had changed before it began only where the number of columns did
+    (4.4): a field that others have added to a struct would be NULL in each row that is updated, and a column added with
+    another type would be cast into silently.
 
     Cost: the table's log is read at each attempt but the first; and at that one where Spark merges, a column is nested,
     or the schema is about to change.
-
-    Raises:
-        ConfigError: the events do not fit the table any more, or it is another one now.
     """
     spec, job = call.spec, plan.job
     if not is_retry and job.layout.is_indifferent_to_columns and plan.execution.in_driver:
@@ -116,15 +112,15 @@ def replan(call: BatchCall, plan: Plan, *, is_retry: bool) -> Plan:
 
 
 def on_spark(call: BatchCall, plan: Plan, error: Exception) -> Plan | None:
-    """The same batch left to Spark after the driver failed and committed nothing; None where that is no way out."""
+    """A plan for Spark after the driver failed and committed nothing; None where Spark would not help."""
     other = choose.fall_back(plan.job, plan.execution, error)
     return None if other is None else _started(call, plan.job, other, plan.source)
 
 
 def with_tombstones(call: BatchCall, plan: Plan, action: Callable[[Tombstones[Any]], T]) -> tuple[Plan, T | None]:
-    """Do something with the remembered deletes; where the driver cannot, Spark does it and the rest of the batch.
+    """Run an action on the tombstones; where the driver fails, Spark does it and the rest of the batch.
 
-    Returns: the plan from now on; the result, None where deletes are not remembered.
+    Returns the plan from now on and the result, None where tombstones are off.
     """
     spec, batch_id = call.spec, call.batch_id
     if plan.execution.tombstones is None:

@@ -51,14 +51,10 @@ def write(
     error: Exception,
     sleep: Callable[[float], None],
 ) -> Mapping[str, int]:
-    """Commit all events of a batch to the quarantine table, once per batch.
+    """Commit all events of a batch to the quarantine table, once per batch; returns numbers written by reason.
 
     A batch that comes again may have more of them, from a stream or settings that were repaired since: these are added.
     An event that also breaks the contract may be there already, for that reason.
-
-    Returns: how many this call has written, by reason.
-
-    Cost: two Spark jobs over the batch, one append.
     """
     return quarantine.write_whole(
         in_session(batch_df, session),

@@ -48,21 +48,10 @@ def failures_told(
     landed: Callable[[], bool] = lambda: False,
     passes: Callable[[Exception], bool] = lambda _: False,
 ) -> Iterator[None]:
-    """Count and log what the block raises, and tell observers.
+    """Count and log what the block raises, and notify observers.
 
-    Args:
-        of: whose batch it is.
-        metrics: where to count.
-        clock: of the call.
-        query: label.
-        batch_id: which batch.
-        observed: the batch before its observers.
-        landed: whether the target holds the batch though the block raised.
-        passes: errors that are no failure of a batch: neither counted nor logged.
-
-    Raises:
-        ConfigError: in place of an error of the machine or the store, such as a full disk.
-        MergeFailedError: in place of one of a store that is away for a while; all others as they are.
+    `landed`: whether the target holds the batch although the block raised; `passes`: errors that are not a failure of a
+    batch. A full disk becomes a `ConfigError`, an unavailable store a `MergeFailedError`.
     """
     try:
         yield

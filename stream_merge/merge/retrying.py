@@ -19,16 +19,7 @@ Ledger = tuple[EventCounts, Mapping[str, int]]
 
 
 class Retrying:
-    """Of the merge and of the commits beside it.
-
-    Args:
-        policy: how often, and how long.
-        clock: waiting is its `backoff`.
-        metrics: count attempts, conflicts and seconds of waiting.
-        query: label.
-        target: label.
-        sleep: waits so many seconds.
-    """
+    """The attempts of one batch: of the merge and of the commits to side tables."""
 
     def __init__(
         self,

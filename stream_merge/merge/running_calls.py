@@ -55,19 +55,10 @@ class _Claims:
     def held(
         self, owner: object, identity: str | None, spec: MergeSpec, location: str, *, part: Part | None = None
     ) -> Iterator[None]:
-        """Hold (identity, table) for one call; the table by its name, too, since it may not be anywhere yet.
+        """Register (identity, table) for one call; the table by its name, too, since it may not exist yet.
 
-        Args:
-            owner: the sink object.
-            identity: what its batch ids belong to.
-            spec: what it was told.
-            location: of the target.
-            part: what of which batch it is given; None where nobody can give a batch in parts.
-
-        Raises:
-            ConfigError: another call holds it, of this sink object or of another one; or another part of the batch was
-                merged, as which this one would be skipped; or one works on a table on an object store that either was
-                promised to be alone on.
+        Raises `ConfigError` where another call has it, another part of the batch was merged under this id, or either
+        call was promised to be the single writer of a table on an object store.
         """
         target, location = spec.target.plain, TableRef(location).canonical
         wanted = set() if identity is None else {(identity, target), (identity, location)}

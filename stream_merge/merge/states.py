@@ -95,7 +95,7 @@ class Done:
 
     @property
     def version(self) -> int | None:
-        """Of the target, that this call has committed."""
+        """Version of the target that this call has committed."""
         committed = self.merged.report.version
         return self.recorded_version if committed is None else committed
 

@@ -317,11 +317,9 @@ def remember_deletes(call: BatchCall, plan: Plan, ready: Ready) -> Plan:
 
 
 def record_first_batch(call: BatchCall, ready: Ready, merged: Merged | None) -> int | None:
-    """Commit the transaction id alone where a query's first batch at the target changes no row.
+    """Commit the transaction id alone where a query's first batch at the target changes no row; the version, if any.
 
     By it a target without any id of a query that has merged before is known to be lost or replaced.
-
-    Returns: the version of that commit, if there was one.
     """
     if merged is not None and merged.is_in_the_target:
         return None
@@ -353,15 +351,7 @@ def forget_revived(call: BatchCall, plan: Plan, ready: Ready, merged: Merged) ->
 
 
 def done(call: BatchCall, plan: Plan, ready: Ready, merged: Merged, recorded: int | None) -> Done:
-    """What became of a batch that was merged.
-
-    Args:
-        call: the sink's.
-        plan: executed.
-        ready: the batch.
-        merged: what became of its events.
-        recorded: version of the commit of its transaction id alone.
-    """
+    """The outcome of a merged batch."""
     return Done(
         batch=ready.batch,
         target=ready.target,

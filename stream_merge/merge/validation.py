@@ -29,20 +29,7 @@ def refuse(
     undecodable: int,
     batch_id: int,
 ) -> None:
-    """Stop for events of which the shape would make something wrong.
-
-    Args:
-        session: the sink's own.
-        batch: evaluated.
-        layout: how its columns map onto the target.
-        spec: what the sink was told.
-        target: None while there is none.
-        undecodable: events that are not in the batch, since nobody could read them.
-        batch_id: of the micro-batch.
-
-    Raises:
-        ContractError: there are some.
-    """
+    """Stop for events that the shape cannot merge correctly; `undecodable` events are not in the batch."""
     where = f"batch {batch_id} for {spec.target!r}"
     received = batch.received + undecodable
     if batch.delete_events and spec.only_inserts and layout.whole is None:
@@ -77,11 +64,7 @@ def refuse(
 
 
 def refuse_invalid_if_told_to(batch: Batch, spec: MergeSpec, *, batch_id: int) -> None:
-    """Stop for events that break the contract, under on_invalid="fail".
-
-    Raises:
-        ContractError: there are some.
-    """
+    """Stop for events that break the contract, under on_invalid="fail"."""
     if batch.quarantined and spec.on_invalid == "fail":
         reasons = ", ".join(f"{reason}: {n}" for reason, n in batch.reasons.items())
         msg = (
@@ -92,13 +75,7 @@ def refuse_invalid_if_told_to(batch: Batch, spec: MergeSpec, *, batch_id: int) -
 
 
 def refuse_undecodable(batch: Batch, spec: MergeSpec, most: MostUndecodable, *, batch_id: int) -> None:
-    """Stop for too many records that cannot be read.
-
-    Cost: nothing unless there are; then a look for one of them.
-
-    Raises:
-        ContractError: there are.
-    """
+    """Stop for too many undecodable records; only then one of them is read."""
     undecodable = batch.reasons.get(UNDECODABLE, 0)
     if not most.is_exceeded(undecodable, batch.received):
         return
@@ -111,11 +88,7 @@ def refuse_undecodable(batch: Batch, spec: MergeSpec, most: MostUndecodable, *, 
 
 
 def expect_newest(found: TableSnapshot, spec: MergeSpec, *, app_id: str | None, batch_id: int) -> None:
-    """Stop for a copy of the table that is older than the last one merged.
-
-    Raises:
-        ContractError: the target has recorded a later one.
-    """
+    """Stop for a full copy of the table that is older than the last one merged."""
     recorded = None if app_id is None else found.transaction(app_id)
     if recorded is not None and recorded > batch_id:
         msg = (

@@ -53,13 +53,10 @@ class Delivery:
         return names.transaction_app_id(self.identity, "target")
 
     def is_applied(self, found: TableSnapshot | None, batch_id: int, history: History) -> bool:
-        """Whether the table holds the batch already.
+        """Whether the table holds the batch already; stops where it is another table, or newer than the checkpoint.
 
-        A stream delivers again only the last batch that it has planned. So the recorded id is the batch's own, with
-        the same content, or a lower one.
-
-        Raises:
-            ConfigError: the table is not the one that this query has merged into, or the checkpoint is older than it.
+        A stream delivers again only the last batch that it has planned. So the recorded id is the batch's own, with the
+        same content, or a lower one.
         """
         recorded = None if found is None else found.transaction(self.app_id)
         if found is None or recorded is None:
@@ -99,11 +96,7 @@ class Delivery:
         return self.identity, self.location, None if merged is None else merged.table_id
 
     def judge(self, recorded: int, batch_id: int, then: Callable[[], str | None]) -> None:
-        """`Judge` of side commits.
-
-        Raises:
-            ConfigError: a table beside the target has recorded another batch under this id, or a later one.
-        """
+        """`Judge` of side commits: stops where a side table recorded another batch under this id, or a later one."""
         self._expect_own("a table beside it", recorded, batch_id, then)
 
     def _expect_own(self, where: str, recorded: int, batch_id: int, then: Callable[[], str | None]) -> None:
@@ -113,11 +106,7 @@ class Delivery:
             self._refuse_restored(batch_id, f"{where} holds another batch of this query under this id")
 
     def expect_same_table(self, found: TableSnapshot | None) -> None:
-        """Stop where the query has merged batches, and this table has none of their ids.
-
-        Raises:
-            ConfigError: the table was dropped, replaced, or is another one; what it lacks would never come.
-        """
+        """Stop where the query has merged batches and this table has none of their ids: it would stay incomplete."""
         query_id = self.checkpoint.query_id()
         noted = self.checkpoint.destinations() or []
         known = [one for one in noted if query_id in one.identity.split("/")]
@@ -142,12 +131,10 @@ class Delivery:
             self._refuse(found, "run batches that were not given to this sink")
 
     def _expect_not_replaced(self, found: TableSnapshot) -> None:
-        """Stop where the table has the ids of the query's batches and another one's rows.
+        """Stop where the table has the ids of the query's batches and another table's rows.
 
         CREATE OR REPLACE TABLE goes on with the log, transaction ids included, and makes a new table id (Delta 4.4); an
-        overwrite keeps it.
-
-        Cost: a look into the checkpoint, once for each table.
+        overwrite keeps it. Cost: the checkpoint is read once for each table.
         """
         if self._told(found) in self.noted:
             return
@@ -247,19 +234,7 @@ def of_query(
 def expect_same_table(
     checkpoint: Checkpoint, found: TableSnapshot | None, *, name: str | None, label: str, target: str, location: str
 ) -> None:
-    """Before a query starts: stop where it has run batches and the table has none of their ids.
-
-    Args:
-        checkpoint: of the query.
-        found: the target; None where there is none.
-        name: the sink's, where it is part of the identity.
-        label: of the query and of the sink.
-        target: as it was given.
-        location: where it lies.
-
-    Raises:
-        ConfigError: the table was dropped, replaced, or is another one.
-    """
+    """Check before a query starts: stop where it has run batches and the table has none of their ids."""
     identity = names.identity(query_id=checkpoint.query_id(), app_id=None, name=name)
     if identity is None or checkpoint.newest_batch("commits") is None:
         return

@@ -147,11 +147,7 @@ def _refused_shape(shape: str | None) -> str | None:
 
 
 def find(target: str, storage_options: Mapping[str, str] | None = None) -> LogHandle | None:
-    """A table, read without Spark; None where there is none.
-
-    Raises:
-        ConfigError: it cannot be read so.
-    """
+    """A table, read without Spark; None where there is none."""
     place = TableRef(target).path
     if place is None:
         msg = (
@@ -176,11 +172,7 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> LogHa
 
 
 def opened(target: str, storage_options: Mapping[str, str] | None = None) -> LogHandle:
-    """As `find`, for a table that has to be there.
-
-    Raises:
-        ConfigError: there is no Delta table, or none that can be read so.
-    """
+    """A table that must exist, read without Spark."""
     table = find(target, storage_options)
     if table is None:
         msg = f"[TABLE_NOT_FOUND] there is no Delta table at {target!r}; use the path of a sink's target"

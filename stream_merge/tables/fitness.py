@@ -25,11 +25,7 @@ from stream_merge.tables.files import eligibility
 
 
 def check_target(session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> None:
-    """Refuse a target that the sink cannot merge into; writes nothing.
-
-    Raises:
-        ConfigError: with every problem found.
-    """
+    """Refuse a target that the sink cannot merge into, with every problem; writes nothing."""
     problems: list[str] = []
     case_sensitive = layout.case_sensitive
     above = places.table_above(spec.target, found)
@@ -86,13 +82,7 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
 
 
 def expect_fitting(events: DataFrame, spec: MergeSpec, found: TableSnapshot | None) -> None:
-    """Check before a query starts what its first batch would be refused for, by columns and types alone.
-
-    Requires: `events` is what the query reads. Writes nothing.
-
-    Raises:
-        ConfigError: with every problem found.
-    """
+    """Check before a query starts what its first batch would be refused for, by columns and types alone."""
     layout = plan_layout(events, spec, None if found is None else found.schema)
     check_target(events.sparkSession, found, spec, layout)
 

@@ -61,15 +61,7 @@ class LastCommit:
         batch_id: int,
         tokens: Sequence[str],
     ) -> None:
-        """Remember the commits of a batch; those of the one before were looked at when it began.
-
-        Args:
-            found: the table, before or after them.
-            versions: that they made; none leaves those of the batch before.
-            delivery: of the batch; None outside of a query.
-            batch_id: whose they are.
-            tokens: one of which each carries in its metadata.
-        """
+        """Record the commits of a batch; `found` is the table before or after them, each carries one of the tokens."""
         if not versions:
             return
         self._committed = _Committed(
@@ -80,12 +72,9 @@ class LastCommit:
             self._keep(delivery)
 
     def expect(self, session: SparkSession, found: TableSnapshot | None, delivery: Delivery | None) -> None:
-        """Stop where another writer's commit stands in the place of ours; at first say what may happen.
+        """Stop where another writer's commit replaced the last one of this sink; warn once where that can happen.
 
         Cost: a file of a query's checkpoint, once; on S3, where commits do not exclude each other, the commit's file.
-
-        Raises:
-            ConfigError: the commit was overwritten, or is not there yet: the table lacks the events of its batch.
         """
         is_guarded = self._guarded(session, found)
         ours = self._remembered(delivery)

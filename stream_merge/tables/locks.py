@@ -32,13 +32,9 @@ _ours: set[Path] = set()
 
 @contextmanager
 def locked(path: Path, by: str) -> Iterator[str | None]:
-    """Hold a lock; None when this call has it, else who does.
+    """Hold a lock; None when this call has it, else who does. `by` says who this is, for others to read.
 
-    Where the file system knows no locks or the file cannot be written nobody is kept apart.
-
-    Args:
-        path: of the file, which stays.
-        by: who this is, for others to read.
+    Where the file system has no locks or the file cannot be written nobody is kept apart.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,15 +76,7 @@ def only_writer(target: str, by: str, location: str | None = None) -> Iterator[N
     """Keep jobs and sinks of other processes away from a table on a local disk.
 
     Spark's commit to a local file system checks and then renames (Delta 4.4), so that the commits of two processes can
-    overwrite each other.
-
-    Args:
-        target: path, or the name of a table in a catalog.
-        by: who this is, for others to read.
-        location: where the table lies whose name `target` is; None while nobody knows, and then nobody is kept apart.
-
-    Raises:
-        HeldError: another process has the table.
+    overwrite each other. `location` of a catalog name; None while nobody knows it, and then nobody is kept apart.
     """
     path = _lock_of(TableRef(target), location)
     if path is None or path in _ours:
@@ -106,13 +94,7 @@ def only_writer(target: str, by: str, location: str | None = None) -> Iterator[N
 
 
 def expect_no_other(target: str, location: str | None = None) -> None:
-    """Look whether a job of another process has a table on a local disk for itself.
-
-    Args: as of `only_writer`.
-
-    Raises:
-        HeldError: naming that process.
-    """
+    """Stop where a job of another process has a table on a local disk for itself."""
     path = _lock_of(TableRef(target), location)
     holder = None if path is None or path in _ours else holder_of(path)
     if holder is not None:
@@ -120,25 +102,13 @@ def expect_no_other(target: str, location: str | None = None) -> None:
 
 
 def enter(target: str, by: str, location: str | None = None) -> None:
-    """Be seen as a writer, and only then look for a job that has the table for itself: one of two sees the other.
-
-    Args: as of `only_writer`.
-
-    Raises:
-        HeldError: naming that process.
-    """
+    """Register as a writer, and only then check for a job that has the table for itself: one of two sees the other."""
     warn_of_others(target, by, location)
     expect_no_other(target, location)
 
 
 def expect_alone(target: str, location: str | None = None) -> None:
-    """Stop where a sink of another process has written to a table on a local disk and is still there.
-
-    Args: as of `only_writer`.
-
-    Raises:
-        HeldError: naming that process.
-    """
+    """Stop where a sink of another process has written to a table on a local disk and is still there."""
     path = _lock_of(TableRef(target), location)
     if path is None:
         return
@@ -202,16 +172,10 @@ _present_lock = threading.Lock()
 
 
 def warn_of_others(target: str, by: str, location: str | None = None) -> None:
-    """Log once of each other process that it writes to a table on a local disk, and be seen by it.
+    """Register as a writer of a table on a local disk, and log each other process that writes to it once.
 
-    Where the file system knows no locks or nothing can be written beside the table nobody is seen.
-
-    Cost: at first a file beside the table; then a look at a lock and into a folder: tens of microseconds.
-
-    Args:
-        target: a table that is there, or whose folder is.
-        by: who this is, for others to read.
-        location: as of `only_writer`.
+    Where the file system has no locks or nothing can be written beside the table nobody is registered. Cost: at first a
+    file beside the table; then reading a lock and a folder: tens of microseconds.
     """
     path = _lock_of(TableRef(target), location)
     if path is None:
@@ -225,13 +189,9 @@ def warn_of_others(target: str, by: str, location: str | None = None) -> None:
 
 
 def holder_of(path: Path, *, remove: bool = False) -> str | None:
-    """What a process has written into a file that it holds locked; None where nobody does.
+    """What a process has written into a file that it holds locked; None where nobody does, and `remove` deletes it.
 
-    A look keeps no other look away, and for a moment whoever wants the lock (`locked` waits for that).
-
-    Args:
-        path: of the file.
-        remove: the file of a process that has ended.
+    Readers do not exclude each other, and for a moment exclude whoever wants the lock (`locked` waits for that).
     """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:

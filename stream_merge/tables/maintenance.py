@@ -79,11 +79,7 @@ class MaintenancePlan:
 
 
 def maintain(session: SparkSession, target: TableRef, wanted: Maintenance) -> MaintenanceRun:
-    """Maintain a table now, by hand; jobs of other processes cannot write to one on a local disk meanwhile.
-
-    Raises:
-        ConfigError: there is no such table, or another process writes to it.
-    """
+    """Maintain a table now, by hand; jobs of other processes cannot write to one on a local disk meanwhile."""
     location = named_location(session, target)
     if location is None:
         places.expect_scheme(target, spark_table.location(session, target))
@@ -123,10 +119,9 @@ def _maintained(
     tombstones: TableRef | None,
     quarantine: TableRef | None,
 ) -> MaintenanceRun:
-    """One run: the target, and if it is vacuumed, its side tables, which nobody else maintains.
+    """Maintain the target, and if it is vacuumed its side tables; failures are logged, and left for the next run.
 
     Cost: a job over the log; OPTIMIZE, and where many rows are removed REORG; VACUUM lists each table.
-    Raises: nothing: failures are logged, and left for the next run.
     """
     result = _run(session, target, optimize=optimize, vacuum=vacuum)
     if result.vacuumed:

@@ -46,7 +46,7 @@ _CLOCKS_DIFFER_MILLIS = 86_400_000
 
 
 class _Fate(Enum):
-    """Of a replay's merge."""
+    """Fate of a replay's merge."""
 
     OPEN = auto()
     """It has not landed, and still may."""
@@ -69,7 +69,7 @@ class Unfinished:
 
     @property
     def app_id(self) -> str:
-        """As its merge had it, as batch 0."""
+        """The application id of its merge, which is batch 0."""
         return _replay_id(self.at)
 
     @property
@@ -80,7 +80,7 @@ class Unfinished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claims:
-    """Those of the replays of one query, of which one runs at a time."""
+    """Claims of the replays of one query, of which one runs at a time."""
 
     session: SparkSession
     table: TableRef
@@ -90,12 +90,7 @@ class Claims:
     """The checkpoint of the query: two queries may fill one table, each with replays of its own."""
 
     def settle(self) -> Unfinished | None:
-        """Open the records of a replay again that was killed before the target held them.
-
-        Returns: what is left of one that ended behind its merge.
-
-        Cost: a look at the quarantine; where there is such a claim, one at the target and two commits.
-        """
+        """Re-open the records of a replay killed before the target held them; return one that was killed after."""
         claimed = self._claimed()
         if claimed is None:
             return None
@@ -126,11 +121,9 @@ class Claims:
         """Claim records for the block, which merges them under the `app_id` that it gets, as batch 0.
 
         They are marked once it is left. Where it raises they are open again, unless the target holds them: then the
-        replay is `unfinished`. Where nobody can say whether it does, or will, the next `settle` finds out.
-
-        Args:
-            places: columns of the quarantine that tell records apart, each place once. The time of a record is one of
-                them: it tells topics of one name apart, of which one was made after the other.
+        replay is `unfinished`. Where nobody can say whether it does, or will, the next `settle` finds out. `places` are
+        columns of the quarantine that identify records, each once; the time of a record is one of them: it tells a
+        topic from a re-created one of its name.
         """
         at = self._claim(places)
         try:
@@ -165,14 +158,11 @@ class Claims:
 
     @property
     def _app_id(self) -> str:
-        """Of the commits to the quarantine; an even version claims, the odd one after it ends the claim."""
+        """Application id of commits to the quarantine: an even version claims, the odd one after it ends the claim."""
         return f"{_IDENTITY}/{canonical_folder(self.owner)}"
 
     def _fate(self, at: int) -> _Fate:
-        """What has become of the merge of a replay.
-
-        Cost: a look at the target; where its id was taken from a merge, one at its history back to the claim.
-        """
+        """The fate of the merge of a replay, by its id in the target; where that was taken from it, by the history."""
         found = spark_table.find(self.session, self.target)
         recorded = None if found is None else found.transaction(_target_id(at))
         if found is None or recorded is None:
@@ -200,13 +190,7 @@ class Claims:
         self._commit(self.target, _target_id(at), version, nothing)
 
     def _claim(self, places: DataFrame) -> int:
-        """Mark these records, which are open, in one commit; what is appended meanwhile is left alone.
-
-        Cost: that commit, and a look at what it has marked.
-
-        Raises:
-            MergeFailedError: another replay has taken some of them.
-        """
+        """Mark these records, which must be open, in one commit; what is appended meanwhile stays open."""
         before = self._recorded()
         if before is not None and before % 2 == 0:
             raise self._taken_by_another()
@@ -274,16 +258,7 @@ def _moment(micros: int) -> Column:
 
 
 def claims_of(session: SparkSession, table: TableRef, target: TableRef, *, owner: str) -> Claims | None:
-    """Of the replays of a query, to be settled before anything else; None where there is no quarantine.
-
-    Args:
-        session: used by nobody else meanwhile.
-        table: the quarantine.
-        target: what is replayed into; it may be still to be created.
-        owner: the checkpoint of the query.
-
-    Cost: a look at the quarantine.
-    """
+    """The claims of a query's replays, by its checkpoint; None where there is no quarantine."""
     if spark_table.find(session, table) is None:
         return None
     return Claims(session=session, table=table, target=target, owner=owner)

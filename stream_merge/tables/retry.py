@@ -117,16 +117,9 @@ def run(
     sleep: Callable[[float], None] = time.sleep,
     on_conflict: Callable[[CommitConflictError], None] = lambda _: None,
 ) -> T:
-    """Run an attempt until it does not lose, within the policy.
+    """Run an attempt, which gets its number from 1, until it does not lose or the policy is exhausted.
 
-    Args:
-        attempt: gets the number of the attempt, from 1; raises `CommitConflictError` when it lost.
-        policy: attempts, time budget and backoff.
-        sleep: waits the given seconds; replaced in tests.
-        on_conflict: called once per lost attempt, the last one included.
-
-    Raises:
-        CommitConflictError: the last conflict, with attempts and seconds, when the policy is exhausted.
+    The last conflict is raised with attempts and seconds; `on_conflict` gets each of them.
     """
     started = time.monotonic()
     lost = 0

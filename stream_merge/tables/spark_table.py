@@ -69,11 +69,7 @@ def newest(session: SparkSession, target: TableRef) -> Any:
 
 
 def find(session: SparkSession, target: TableRef) -> TableSnapshot | None:
-    """The table's newest snapshot, or None when nothing is there.
-
-    Raises:
-        ConfigError: something is there, but it is not a Delta table, or one that its catalog commits to.
-    """
+    """The table's newest snapshot, or None when nothing is there; refuses what is not a Delta table."""
     if target.path is None:
         found = catalog.entry(session, target)
         return None if found is None else delta.snapshot(session, found.newest())
@@ -127,7 +123,7 @@ def location(session: SparkSession, target: TableRef) -> TableRef:
 
 
 def named_location(session: SparkSession, target: TableRef) -> str | None:
-    """As `location`, of a table that is named in a catalog; None of a path, which says itself where it lies."""
+    """Location of a table that is named in a catalog; None of a path."""
     return None if target.path is not None else location(session, target)
 
 
@@ -167,7 +163,7 @@ _PLAIN_TYPES = frozenset(
 def create_plain(
     session: SparkSession, target: TableRef, fields: Sequence[StructField], *, properties: Mapping[str, str]
 ) -> TableSnapshot:
-    """As `create`, for a table that is known to be missing: in the driver where its log is all that has to be written.
+    """Create a table that is known to be missing: in the driver where its log is all that has to be written.
 
     Spark creates it in a catalog, where a column or type needs a table feature, and where confs give it properties.
     """
@@ -222,17 +218,11 @@ def _created(session: SparkSession, target: TableRef, builder: DeltaTableBuilder
 def start_over(
     session: SparkSession, target: TableRef, fields: Sequence[StructField], *, properties: Mapping[str, str], once: str
 ) -> None:
-    """Empty a table of the sink and give it other columns and properties, in this order: a crash in between repeats.
+    """Empty a table of the sink, then give it other columns and properties: a crash in between repeats.
 
-    Delta's CREATE OR REPLACE is a plain CREATE for a path and refuses another schema or property (4.4).
-
-    Args:
-        session: any.
-        target: catalog name or path.
-        fields: columns from now on.
-        properties: of the sink, written when the table is empty.
-        once: id of the transaction that empties it. Delta skips one that the table has seen already, so that a
-            process that comes late does not remove what another one has written to the emptied table.
+    Delta's CREATE OR REPLACE is a plain CREATE for a path and refuses another schema or property (4.4). `once` is the
+    id of the transaction that empties it: Delta skips one that the table has seen already, so that a late process does
+    not remove what another one has written to the emptied table.
     """
     identifier = target.sql
     if needs_column_mapping(fields):
@@ -242,15 +232,11 @@ def start_over(
 
 
 def rewrite(rows: DataFrame, target: TableRef, *, once: str | None = None) -> None:
-    """Put rows of a table, in other types, in the place of all its rows, in one commit; properties stay.
+    """Replace all rows of a table by these, in other types, in one commit; properties stay.
 
-    The rows are read by the very transaction that replaces them (PrepareDeltaScan, Delta 4.4), so that what somebody
-    appends meanwhile is either among them or makes this commit lose.
-
-    Args:
-        rows: in the types that the table is to have.
-        target: catalog name or path.
-        once: application id of a transaction that happens once in the table's life; None writes none.
+    The rows are read by the very transaction that replaces them (PrepareDeltaScan, Delta 4.4): what somebody appends
+    meanwhile is either among them or makes this commit lose. `once`: application id of a transaction that happens once
+    in the table's life.
     """
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if once is not None:

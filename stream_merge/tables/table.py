@@ -33,11 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Tables:
-    """The tables of one sink.
-
-    Args:
-        spec: the sink's settings.
-    """
+    """The tables of one sink."""
 
     def __init__(self, spec: MergeSpec) -> None:
         access = DriverAccess(spec)
@@ -47,12 +43,9 @@ class Tables:
         self._access = access
 
     def begin(self, session: SparkSession) -> None:
-        """A call begins: catalogs are asked again, once for each table, and credentials may have been renewed.
+        """Start a call: catalogs are asked again, once for each table, and credentials may have been renewed.
 
         A table that was dropped and created again at another location is merged into where it is now.
-
-        Args:
-            session: the sink's own.
         """
         self._access.begin(session)
         for table in (self.target, self.tombstones, self.quarantine):
@@ -101,11 +94,7 @@ class DriverAccess:
         return self._excluding[bucket]
 
     def options(self, location: str) -> Mapping[str, str] | None:
-        """How the driver reaches a location; None on a local disk, and in an object store whose settings are unknown.
-
-        Raises:
-            NotTranslatedError: the driver has no equivalent of Spark's settings.
-        """
+        """How the driver reaches an object store; None on a local disk, and where its settings are unknown."""
         if locations.local_path(location) is not None:
             return None
         if self._spec.storage_options is not None:
@@ -116,12 +105,7 @@ class DriverAccess:
         return self._options[bucket]
 
     def expect_conditional_writes(self, location: str) -> None:
-        """Try once per bucket whether the object store respects the condition of commits; the driver would not notice.
-
-        Raises:
-            ConfigError: it ignores the condition, or cannot be asked.
-            Py4JJavaError: the object store is unavailable.
-        """
+        """Check once per bucket that the store respects conditional writes; the driver would not notice."""
         bucket = _bucket(location)
         if self._spec.single_writer or locations.local_path(location) is not None or bucket in self._conditional:
             return
@@ -135,12 +119,9 @@ class DriverAccess:
         self._conditional.add(bucket)
 
     def expect_same_store(self, ref: TableRef, found: LogHandle) -> None:
-        """Whether Spark reads the same table: environment variables or options may lead to another object store.
+        """Stop where Spark reads another table: environment variables or options may lead to another object store.
 
         Cost: nothing on a local disk; else Spark reads the log, once for each handle.
-
-        Raises:
-            ConfigError: they see different ones.
         """
         if locations.local_path(found.location) is not None:
             return
@@ -161,12 +142,7 @@ class DriverAccess:
 
 
 class Table:
-    """One Delta table, across the calls of a sink. The driver's handle is kept from call to call.
-
-    Args:
-        ref: how the sink names it.
-        access: of the sink.
-    """
+    """One Delta table, across the calls of a sink. The driver's handle is kept from call to call."""
 
     def __init__(self, ref: TableRef, access: DriverAccess) -> None:
         self.ref = ref
@@ -189,11 +165,7 @@ class Table:
 
     @property
     def location(self) -> TableRef:
-        """As Hadoop resolves it; the catalog name of a table that is not there yet.
-
-        Raises:
-            ConfigError: Hadoop takes a path without a scheme for one of another file system than this disk.
-        """
+        """The location as Hadoop resolves it; the catalog name of a table that does not exist yet."""
         if self.ref.path is None:
             entry = self._catalog_entry()
             return self.ref if entry is None else TableRef(entry.location)
@@ -205,7 +177,7 @@ class Table:
 
     @property
     def location_to_be(self) -> TableRef:
-        """As `location`, also of a table that is not there yet; its full name where the catalog chooses."""
+        """The location, also of a table that does not exist yet; its full name where the catalog chooses."""
         found = self.location
         return TableRef(catalog.place_to_be(self._session, found)) if found.path is None else found
 
@@ -222,11 +194,7 @@ class Table:
         return self._full_name
 
     def snapshot(self) -> TableSnapshot | None:
-        """The newest version of the table; None where there is no table.
-
-        Raises:
-            ConfigError: something is there, but it is not a Delta table.
-        """
+        """The newest version of the table; None where there is no table."""
         location = self._found_at()
         driver = self.driver()
         if driver is not None:
@@ -247,8 +215,7 @@ class Table:
     def driver(self, *, must_read: bool = False) -> LogHandle | None:
         """The driver's handle, up to date; None where there is no table, or the driver may not write it.
 
-        Args:
-            must_read: raise where the log cannot be read: it must not pass for one that is not there.
+        `must_read` raises where the log cannot be read: it must not pass for a missing table.
         """
         location = self._found_at()
         if location is None or not self._access.may_write(location):
@@ -268,7 +235,7 @@ class Table:
             return None
 
     def current_driver(self) -> LogHandle | None:
-        """As `driver`, at the version that this call has read last: for what does not change within a call."""
+        """The handle at the version that this call has read last: for what does not change within a call."""
         return self._handle if self._handle is not None and self._is_current else self.driver()
 
     def cached_driver(self) -> LogHandle | None:

@@ -34,14 +34,7 @@ _COPIES = 3
 
 
 def compact(handle: LogHandle, memory_bytes: int | None = None) -> Tidied:
-    """One round, within `compaction.MOST_BYTES`, where files are worth it; and what is left for readers to pay.
-
-    Args:
-        handle: the table.
-        memory_bytes: that the round may take; None: what is free and not promised to merges.
-
-    Raises: nothing: what fails is logged, and left for the next call. Another writer wins.
-    """
+    """One round of compaction within `compaction.MOST_BYTES`, and the read debt that remains; failures are logged."""
     started = time.perf_counter()
     try:
         with closing(Promise(memory_bytes)) as promise:

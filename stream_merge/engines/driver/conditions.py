@@ -53,20 +53,10 @@ class NotReadError(LookupError):
 
 
 def holds(condition: Condition, layout: Layout, events: pa.Table, rows: pa.Table | None) -> pa.ChunkedArray:
-    """Whether the condition holds: TRUE or FALSE for each pair, as `engines.spark.render.condition` would say.
+    """TRUE or FALSE for each pair of an event and its row, as `engines.spark.render.condition` decides.
 
-    Args:
-        condition: of a clause.
-        layout: how the batch's columns map onto the target.
-        events: as of `Rows.arrow`.
-        rows: the row of each event's key at the event's place, with the target's columns and types, as Spark reads
-            them; None for events without a row.
-
-    Raises:
-        NotReadError: rows lack a column that counts for some pair.
-        AssertionError: only Spark can say, or there is no row to compare with; the choice of engines is to prevent it.
-        TypeError: values of a type that is not known to compare as in Spark, or event and row differ in type.
-        ValueError: not as many rows as events, or an event lacks its sequence or whether it is a delete.
+    `rows` has the row of each event's key at the event's place, in the target's types; None for events without a row.
+    Raises `NotReadError` where rows lack a column that counts for some pair.
     """
     if rows is not None and rows.num_rows != events.num_rows:
         msg = f"{events.num_rows} events and {rows.num_rows} rows make no pairs; give the row of each event"
@@ -242,14 +232,14 @@ def _nested_differ(column: StoredColumn, pairs: _Pairs) -> pa.BooleanArray:
 
 
 def _pieces(one: pa.ChunkedArray, other: pa.ChunkedArray) -> list[tuple[pa.Array, pa.Array]]:
-    """The same in as few pieces as Arrow can count the bytes of; one at least."""
+    """Both columns in as few pieces as Arrow can count the bytes of; at least one."""
     if one.nbytes + other.nbytes <= MOST_BYTES:
         return [(in_one(one), in_one(other))]
     return [(batch.column(0), batch.column(1)) for batch in pa.table([one, other], ["one", "other"]).to_batches()]
 
 
 def _with_fields_of(source: DataType, values: pa.Array) -> pa.Array:
-    """Structs with the fields alone that the source has: an update leaves the row's others as they are."""
+    """Structs reduced to the fields that the source has: an update leaves the row's other fields as they are."""
     if not isinstance(source, StructType):
         return values
     in_source = {f.name.lower(): f.dataType for f in source.fields}
@@ -268,15 +258,10 @@ def _check_known(events: pa.ChunkedArray, what: str) -> None:
 
 
 def needed(clauses: Iterable[Clause], layout: Layout, schema: StructType) -> frozenset[str] | None:
-    """Names of the columns that do, where nobody asks for rows as they were; None where all have to be read.
+    """Names of the columns that a merge without a change feed reads; None where it reads all.
 
-    An event of its row's own sequence is compared with the row in all columns. There are hardly ever such, so these
-    columns are not among those that are needed: `decide.decide` raises `conditions.NotReadError` when it comes to one.
-
-    Args:
-        clauses: of the merge.
-        layout: of the batch.
-        schema: of the target.
+    An event with its row's own sequence is compared with the row in all columns. Such events are rare, so these columns
+    are left out: `decide.decide` raises `NotReadError` when it meets one.
     """
     found = set(layout.keys)  # read in any case, and rows without a column could not be counted
     for clause in clauses:

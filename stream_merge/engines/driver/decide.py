@@ -58,19 +58,10 @@ class Decision:
 def decide(
     clauses: Sequence[Clause], layout: Layout, schema: StructType, *, events: pa.Table, rows: pa.Table
 ) -> Decision:
-    """Apply clauses to live rows and events.
+    """Apply clauses to the events, one per key, and the live rows of their keys (`find.find`).
 
-    Args:
-        clauses: `Delete`, `Update`, `Insert`, and `DeleteMissing` of all rows, in their order.
-        layout: of the batch.
-        schema: of the target.
-        events: one per key.
-        rows: the live rows of their keys (`find.find`), in all columns, or in those that are `needed.needed` where
-            nobody asks for rows as they were: then `Decision.before` and `deleted` have those alone. With
-            `DeleteMissing` all other live rows, too, whose event is NULL.
-
-    Raises:
-        NotReadError: columns have to be read after all.
+    Rows have all columns, or those that are `needed`: then `Decision.before` and `deleted` have those alone. With
+    `DeleteMissing` they include all other live rows, whose event is NULL. Raises `NotReadError` if a column is missing.
     """
     lacking = rows.filter(rows[EVENT].is_null())
     rows = rows.filter(rows[EVENT].is_valid()) if lacking.num_rows else rows

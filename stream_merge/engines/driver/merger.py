@@ -34,11 +34,7 @@ from stream_merge.tables.side.judging import Hits
 
 
 class NoLongerEligibleError(RuntimeError):
-    """The merge must not go on in the driver; nothing was written.
-
-    Args:
-        refused: another writer has changed the table, or its rows are larger than thought.
-    """
+    """The driver must not go on: another writer changed the table, or its rows are too large. Nothing was written."""
 
     def __init__(self, refused: Ineligible) -> None:
         super().__init__(refused.detail)
@@ -46,18 +42,7 @@ class NoLongerEligibleError(RuntimeError):
 
 
 class DriverMerger:
-    """Merges one batch.
-
-    Args:
-        spec: the sink's settings.
-        target: the table.
-        layout: how the batch's columns map onto it.
-        events: `Rows.arrow` of the batch, one row per key.
-        bounds: least and greatest keys.
-        prepared_for: Delta table id of the target when the batch was prepared.
-        chosen_at: version of the target for which the engine was eligible.
-        promise: of the memory that it may take.
-    """
+    """Merges one batch. `chosen_at` is the version of the target for which the driver was eligible."""
 
     def __init__(
         self,
@@ -120,11 +105,7 @@ class DriverMerger:
         }
 
     def _bring_up_to_date(self, batch_id: int) -> None:
-        """Before an attempt. Where a look takes requests, the first one makes do with that at the batch's beginning.
-
-        Raises:
-            ConfigError: the table is another one now.
-        """
+        """Refresh the handle; where that takes requests, the first attempt relies on the batch's beginning."""
         if self._has_tried:
             self._table.follow()
         else:
@@ -232,11 +213,7 @@ class DriverMerger:
         return over(None)
 
     def _expect_allowed(self, decision: Decision, touched: Sequence[Touched], dead: DeadRows, *, batch_id: int) -> None:
-        """Whether a copy of the whole table may do to the version that was read what it would.
-
-        Raises:
-            ContractError: it must not be merged.
-        """
+        """Stop where a full copy must not be merged into the version that was read."""
         if not self._spec.is_whole:
             return
         rows = sum(one.candidate.footer.rows - len(dead.positions(number)) for number, one in enumerate(touched))
@@ -249,11 +226,7 @@ class DriverMerger:
         return int(self._events.nbytes)
 
     def _room_for(self, row_bytes: int) -> None:
-        """Have memory promised for so many bytes of rows.
-
-        Raises:
-            NoLongerEligibleError: there is none.
-        """
+        """Reserve memory for so many bytes of rows."""
         refused = refusal_of_memory(self._promise, memory_needed(self._event_bytes, row_bytes))
         if refused is not None and not self._repairs:
             raise NoLongerEligibleError(refused)

@@ -27,13 +27,9 @@ _FLAT: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def differs(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
-    """Whether values at the same place differ: not Spark's `<=>`, maps as `columns.differs` has them; never NULL.
+    """Whether values at the same position differ; NULL equals NULL, maps compare as in `columns.differs`.
 
-    Requires: no variants, and no strings with a collation, of which Arrow's type says nothing.
-
-    Raises:
-        TypeError: a type that is not known to compare as in Spark, or the two differ in type.
-        ValueError: not equally long.
+    Requires: no variants and no strings with a collation, which Arrow's types do not show.
     """
     check_alike("the values", one.type, other.type)
     if len(one) != len(other):
@@ -43,7 +39,7 @@ def differs(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
 
 
 def differ(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
-    """As `differs`, of arrays that are known to be alike."""
+    """`differs` without the checks, for arrays of one type and length."""
     if is_flat(one.type):
         return flat_differ(one, other)
     found = pc.xor(one.is_valid(), other.is_valid())
@@ -58,7 +54,7 @@ def differ(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
 
 
 def flat_differ(one: Any, other: Any) -> Any:
-    """As `differ`, of flat values, whether in one piece or in several."""
+    """`differ` for flat values, in one piece or in several."""
     found = pc.not_equal(one, other)
     if pa.types.is_floating(one.type):
         found = pc.and_not(found, pc.and_(pc.is_nan(one), pc.is_nan(other)))

@@ -40,12 +40,7 @@ _Losing = tuple[Touched, BitMap64]
 
 
 class DeadRows:
-    """The deletion vectors of touched files, as the table has them.
-
-    Args:
-        table: whose files they are.
-        touched: the files.
-    """
+    """The deletion vectors of touched files, as the table has them."""
 
     def __init__(self, table: TableFiles, touched: Sequence[Touched]) -> None:
         self.touched = touched
@@ -84,14 +79,7 @@ def rewritten_bytes(table: TableFiles, touched: Iterable[Touched]) -> int:
 
 
 class Attempt:
-    """The files and actions of one attempt to commit.
-
-    Args:
-        table: whose files are written.
-        snapshot: the table as it was read.
-        decision: what changes; at least one row.
-        now_ms: milliseconds since the epoch.
-    """
+    """The files and actions of one attempt to commit."""
 
     def __init__(self, table: TableFiles, snapshot: TableSnapshot, decision: Decision, now_ms: int) -> None:
         self._table = table
@@ -105,13 +93,9 @@ class Attempt:
         self._files: list[str] = []
 
     def write(self, mode: Mode, dead: DeadRows) -> dict[str, int]:
-        """Write all files.
+        """Write all files, and return metrics by Delta's names.
 
-        Args:
-            mode: "mark" leaves the files that lose rows, with a deletion vector; "rewrite" writes them again.
-            dead: the files that the decision is about.
-
-        Returns: metrics by Delta's names.
+        "mark" adds a deletion vector to the files that lose rows; "rewrite" writes these files again.
         """
         losing = [
             (dead.touched[number], dead.positions(number) | BitMap64(positions))

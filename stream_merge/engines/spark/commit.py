@@ -56,19 +56,10 @@ def record(session: SparkSession, target: TableRef, tag: CommitTag) -> MergeRepo
 def add_filled(
     session: SparkSession, target: TableRef, values: Mapping[str, Column], within: Column | None, tag: CommitTag
 ) -> MergeReport:
-    """Add columns and fill them in all rows, in one commit; columns that are there already stay as they are.
+    """Add missing columns with a value in all rows `within` (None: all), in one commit. Cost: rewrites these rows.
 
     The version that the handle shows is the one that the MERGE changes: Delta refuses it where the table has got a
     column since (`DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS`, 4.4).
-
-    Args:
-        session: the sink's own.
-        target: catalog name or path.
-        values: column -> its value in each row, typed.
-        within: condition on rows `t` that get the value; None: all.
-        tag: what the commit carries.
-
-    Cost: reads the table and writes these rows again.
     """
     table = delta_table(session, target)
     known = table.toDF().columns
@@ -105,12 +96,11 @@ def executed(session: SparkSession, target: TableRef, builder: DeltaMergeBuilder
 def _executed_unanswered(
     session: SparkSession, target: TableRef, builder: DeltaMergeBuilder, tag: CommitTag
 ) -> MergeReport:
-    """As `executed`, where `execute` gives no frame: what the MERGE did stands in its commit.
+    """`executed` for Delta versions whose MERGE returns no frame: the counts come from its commit.
 
     Delta counts what it writes there by the same accumulators. It notes no commit for the session where it knew the
-    transaction id already, and where a MERGE without one has changed nothing.
-
-    Cost: a Spark job over the newest commits.
+    transaction id already, and where a MERGE without one has changed nothing. Cost: a Spark job over the newest
+    commits.
     """
     commits = SparkCommits(session, target)
     before = commits.find()

@@ -33,22 +33,10 @@ BROADCAST_BYTES = 64 << 20
 
 
 class SparkMerger(SparkCommits):
-    """Works on one batch in a session that belongs to the sink.
+    """Merges one batch in a session that belongs to the sink.
 
-    MERGE takes its transaction id and user metadata only from confs of the session of the target
-    `DeltaTable` (Delta 4.4). They are set before every attempt and restored after it; in a session
-    of one's own no other write can pick them up.
-
-    Args:
-        session: the sink's own.
-        spec: what the sink was told.
-        layout: how the batch's columns map onto the target.
-        batch: the evaluated events.
-        target: as the layout was made for it.
-        pruning: what the batch needs to see of the target.
-        stored_greatest: greatest sequence in the target by its files' statistics, looked up at each merge.
-        deletion_vectors: on a target that has them: mark rows as deleted (True) or write their files again
-            (False); None leaves it to the session.
+    MERGE takes its transaction id and user metadata only from confs of the session of the target `DeltaTable` (Delta
+    4.4). They are set before every attempt and restored after it; in a private session no other write can pick them up.
     """
 
     def __init__(
@@ -96,10 +84,9 @@ class SparkMerger(SparkCommits):
         return report
 
     def _expect_columns(self, tag: CommitTag) -> None:
-        """Another writer may have changed the columns while this one looked at the table: no conflict to Delta (4.4).
+        """Stop where another writer changed the columns since the layout was made: Delta (4.4) sees no conflict.
 
-        Raises:
-            CommitConflictError: it has, and Delta would cast into its columns, or put NULL into its fields.
+        It would cast into the new columns, or put NULL into their fields.
         """
         if self._layout.is_indifferent_to_columns or self._existing(tag).has_columns_of(self._laid_out_for):
             return
@@ -111,12 +98,7 @@ class SparkMerger(SparkCommits):
         raise CommitConflictError(msg, conflict=lost, target=self._target, batch_id=tag.batch_id)
 
     def _merge_whole(self, tag: CommitTag) -> MergeReport:
-        """As `merge`, of a copy of the whole table: looked at beside the version that the MERGE begins with.
-
-        Raises:
-            ContractError: it must not be merged into the table as it is.
-            CommitConflictError: another writer has committed since the look, which does not count any more.
-        """
+        """Merge a full copy of the table, compared with the version that the MERGE begins with."""
         found = self._existing(tag)
         if is_applied(found.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
@@ -181,14 +163,10 @@ class SparkMerger(SparkCommits):
         return self._shape.surely_changes(self._batch.rows.greatest(), self._stored_greatest, self._spec)
 
     def _would_change(self, events: DataFrame, upserts: int | None) -> bool:
-        """Whether any of the events changes a row.
+        """Whether any event changes a row; `upserts` is None where nobody has counted them.
 
-        Args:
-            events: one per key.
-            upserts: how many of them are upserts; None: not counted yet.
-
-        Cost: one Spark job over keys and sequences of the files that the bounds leave; a second one over all columns
-            where only an event that repeats its row's sequence could change something.
+        Cost: one Spark job over keys and sequences of the files within the bounds; a second one over all columns where
+        only an event that repeats its row's sequence could change something.
         """
         layout, spec, shape = self._layout, self._spec, self._shape
         deletes = columns.column(names.DELETE_COLUMN, "s")

@@ -38,14 +38,7 @@ from stream_merge.spark import columns
 def with_clauses(
     builder: DeltaMergeBuilder, clauses: Iterable[Clause], layout: Layout, *, of_missing: Column | None = None
 ) -> DeltaMergeBuilder:
-    """Add the clauses in their order; Delta takes the first that holds.
-
-    Args:
-        builder: of the MERGE.
-        clauses: what becomes of rows and events.
-        layout: how the batch's columns map onto the target.
-        of_missing: which of the rows without an event the clauses about them may concern; None: any.
-    """
+    """Add the clauses in order; Delta takes the first that holds. `of_missing` restricts those about rows alone."""
     for clause in clauses:
         when = None if clause.when == Always() else condition(clause.when, layout)
         if of_missing is not None and isinstance(clause, DeleteMissing | UpdateMissing):
@@ -134,7 +127,7 @@ def _assigned(values: Assignments, layout: Layout) -> dict[str, str | Column]:
 
 
 def _updated(values: Assignments, layout: Layout) -> dict[str, str | Column]:
-    """As `_assigned`, with the fields of the row that the source's structs lack."""
+    """Assignments of an update: structs keep the fields of the row that the source's lack."""
     lacking = (c for c in layout.stored if c.lacks_fields and isinstance(values.get(c.name), str))
     return {**_assigned(values, layout), **{names.quote(c.name): _completed(c, layout) for c in lacking}}
 

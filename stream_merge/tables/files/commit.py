@@ -89,18 +89,11 @@ class Commit:
         )
 
     def put(self, log: Path, lock: AbstractContextManager[object] | None = None) -> None:
-        """Put the commit under its version: whole or not at all, and never over another one.
+        """Put the commit under its version: completely or not at all, and never over another one.
 
         A hard link either makes the name or fails; who checks and then renames, as Spark does on a local disk, is kept
-        out by the lock. Before, the text lies among the data files: what a crash leaves there VACUUM deletes, in the
-        log it would stay.
-
-        Args:
-            log: folder `_delta_log`.
-            lock: held while the name is made.
-
-        Raises:
-            ConcurrentWriteException: the version is there.
+        out by the lock. Before, the text is among the data files: what a crash leaves there VACUUM deletes, in the log
+        it would stay.
         """
         unnamed, named = log.parent / f"commit-{self.token}.json", log / f"{self.version:020d}.json"
         try:
@@ -126,22 +119,14 @@ def _engine() -> str:
 
 
 def timestamp_after(snapshot: TableSnapshot, log: Log, now_ms: int) -> int | None:
-    """The in-commit timestamp of the commit after a version; None for a table that has none.
-
-    Raises:
-        UndatedCommitError: as `next_timestamp`.
-    """
+    """The in-commit timestamp of the commit after a version; None for a table without them."""
     if not is_on(snapshot.properties, ICT_PROPERTY):
         return None
     return next_timestamp(log, snapshot.version, now_ms)
 
 
 def next_timestamp(log: Log, before: int, now_ms: int) -> int:
-    """The in-commit timestamp of the commit after version `before`: now, but later than that of the one before.
-
-    Raises:
-        UndatedCommitError: that one has none, or is gone.
-    """
+    """The in-commit timestamp of the commit after version `before`: now, but later than that one's."""
     try:
         with log.opened(f"{before:020d}.json") as file:
             first = bytes(file.read()).splitlines()[0]
@@ -169,13 +154,7 @@ def removed(add: Mapping[str, Any], now_ms: int, *, changes_data: bool = True) -
 
 
 def added_again(add: Mapping[str, Any], vector: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """The `add` of a live file with another vector: else as the log has it, to the last digit of its statistics.
-
-    Args:
-        add: its body as it is.
-        vector: descriptor of the new one.
-        rows: of the file, deleted ones included; written where its statistics do not tell them.
-    """
+    """The `add` of a live file with another vector: else as the log has it, to the last digit of its statistics."""
     return {**add, "dataChange": True, "stats": wide(add.get("stats"), rows), "deletionVector": dict(vector)}
 
 

@@ -35,12 +35,12 @@ class Stored:
 
     @property
     def deleted_share(self) -> float:
-        """Of its rows."""
+        """Share of deleted rows."""
         return self.deleted / self.rows if self.rows else 0.0
 
     @property
     def live_bytes(self) -> float:
-        """What would be left of it."""
+        """Bytes without the deleted rows."""
         return self.bytes * (1 - self.deleted_share)
 
 

@@ -42,12 +42,7 @@ _PREFIX, _IN_USE = "stream-merge-copies-", "in-use"
 
 
 class CopiedFolder(Folder):
-    """A table that lies on S3, as its handle reaches it.
-
-    Args:
-        handle: the table.
-        table_id: Delta's.
-    """
+    """A table on an object store, read and written through copies on the driver's disk."""
 
     at_once = 8
 

@@ -75,24 +75,11 @@ def write_data_file(
     now_ms: int,
     prefix: str = OWN_PREFIX,
 ) -> dict[str, Any]:
-    """Write rows of one partition to a new data file.
+    """Write rows of one partition to a new data file; returns the body of its `add` action.
 
-    Args:
-        root: of the table, on a local disk.
-        rows: at least one; the columns of `schema` without those of `partition`, in its order and under its names,
-            of the types that `arrow_type` gives.
-        schema: of the table, with the metadata of its fields.
-        partition: as the log has it, by names in files; the table's partition columns in their order.
-        properties: of the table.
-        now_ms: milliseconds since 1970, the file's time in the log.
-        prefix: of the file's name.
-
-    Returns:
-        The body of the `add` action.
-
-    Raises:
-        NullViolationError: a NULL where the schema allows none; nothing is written.
-        ValueError: the rows are not of this schema, or of a type that is not written here; nothing is written.
+    Rows have the columns of `schema` without those of `partition`, in `arrow_type`'s types; `partition` is by names in
+    files, in the order of the table's partition columns. Raises `NullViolationError`, or `ValueError` for rows of
+    another schema or of a type that is not written here; nothing is written then.
     """
     partitioned = _partition_fields(schema, partition, properties)
     data = StructType([field for field in schema.fields if field not in partitioned])
@@ -112,22 +99,7 @@ def write_change_file(
     partition: Mapping[str, str | None],
     properties: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Write changes of one partition to a new file of the change feed.
-
-    Args:
-        root: of the table, on a local disk.
-        rows: as for `write_data_file`, and `_change_type` as their last column.
-        schema: of the table; it does not have `_change_type`.
-        partition: as for `write_data_file`.
-        properties: of the table.
-
-    Returns:
-        The body of the `cdc` action.
-
-    Raises:
-        NullViolationError: as for `write_data_file`.
-        ValueError: as for `write_data_file`.
-    """
+    """Write changes of one partition, `_change_type` as their last column; returns the body of the `cdc` action."""
     partitioned = _partition_fields(schema, partition, properties)
     data = StructType([*(field for field in schema.fields if field not in partitioned), _CHANGE_FIELD])
     _refuse(rows, data, partitioned, partition)

@@ -108,16 +108,7 @@ _OFF = "false"
 def refusal(
     reader_version: int, writer_version: int, features: Collection[str], properties: Mapping[str, str]
 ) -> str | None:
-    """Why merge-on-read may not write a table, as a clause; None where protocol and properties allow it.
-
-    Does not check columns, types or files. Reports all reasons of one kind at once.
-
-    Args:
-        reader_version: `minReaderVersion` of the table's protocol.
-        writer_version: `minWriterVersion` of it.
-        features: `readerFeatures` and `writerFeatures` together.
-        properties: `configuration` of the table's metadata.
-    """
+    """Why the driver may not write a table, by protocol and properties: all reasons of one kind; None where it may."""
     versions = reader_version, writer_version
     if reader_version > _NAMED_FEATURES[0] or writer_version > _NAMED_FEATURES[1]:
         return f"the target has protocol {versions}, which is newer than Delta 4.4's {_NAMED_FEATURES}"

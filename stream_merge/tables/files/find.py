@@ -74,25 +74,11 @@ def find(
     others: bool = False,
     room_for: Callable[[int], object],
 ) -> pa.Table:
-    """The rows of the events' keys, live or not, in no order.
+    """The rows of the events' keys, live or not, in no order: `EVENT`, `FILE`, `POSITION` and the wanted columns.
 
-    Args:
-        root: folder of the table.
-        candidates: the files.
-        events: has the key columns, in the types of the table; none of them NULL.
-        keys: names of the key columns.
-        schema: of the table.
-        columns: names of those that are wanted of the table's; None: all.
-        others: whether all other rows are wanted, too.
-        room_for: told how many bytes the rows take that there are so far, each time that they are more; raises where
-            there is no room for them.
-
-    Returns:
-        `EVENT` (row number in events; NULL for other rows), `FILE` (number among the candidates), `POSITION` (row
-        number in the file) and the columns that are wanted, in the table's order.
-
-    Raises:
-        duckdb.Error, OSError: a file cannot be read.
+    `EVENT` is a row number in events, NULL for `others`; `FILE` a number among the candidates; `POSITION` a row number
+    in the file. No key of the events is NULL. `room_for` gets the bytes of the rows read so far, and raises where there
+    is no memory for them.
     """
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, candidate in enumerate(candidates):
@@ -140,17 +126,7 @@ def _read(reader: pa.RecordBatchReader, before: int, room_for: Callable[[int], o
 
 
 def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructType) -> Iterator[pa.Table]:
-    """The rows of a file that are not deleted, in their order and a few at a time, with all columns of the table.
-
-    Args:
-        root: folder of the table.
-        candidate: the file.
-        dead: positions of its deleted rows.
-        schema: of the table.
-
-    Raises:
-        pa.ArrowException, OSError: the file cannot be read.
-    """
+    """The rows of a file that are not deleted, in order and a few at a time, with all columns of the table."""
     held = _held(schema, candidate)
     names = [name_in_files(field) for field in held]
     # A dot in a name would mean a field of a struct there.
@@ -273,15 +249,7 @@ _INSTANT = pa.timestamp("us", tz="UTC")
 
 
 def conformed(values: pa.Array, dtype: DataType) -> pa.Array:
-    """Values in the table's type; the file was found to hold them so that nothing is lost (`footers.is_readable`).
-
-    Args:
-        values: of one column, by names in files.
-        dtype: Spark's type of the column, with names of the schema.
-
-    Raises:
-        pa.ArrowInvalid, pa.ArrowNotImplementedError: a value is not one of that type after all.
-    """
+    """Values of a file in the table's type; `footers.is_readable` has ruled out any loss."""
     wanted = arrow_type(dtype)
     if values.type == wanted and not _is_renamed(dtype):
         return values
@@ -337,7 +305,7 @@ def _list_buffers(values: pa.Array) -> list[pa.Buffer | None]:
 
 
 def _span(values: pa.Array, children: pa.Array) -> pa.Array:
-    """Of all children those that the lists or maps of a slice are about."""
+    """The children of the lists or maps in a slice."""
     if not len(values):
         return children.slice(0, 0)
     start, end = values.offsets[0].as_py(), values.offsets[-1].as_py()

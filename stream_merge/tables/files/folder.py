@@ -29,47 +29,31 @@ class Folder(ABC):
 
     @abstractmethod
     def opened(self, path: str) -> Path | pa.NativeFile:
-        """A file as a reader of Parquet takes it, for a look at its footer."""
+        """A file as Parquet's reader takes it, to read its footer."""
 
     @abstractmethod
     def obstacle(self, sizes: Sizes) -> str | None:
-        """Why these files cannot all be held at once."""
+        """Why these files cannot all be read at once."""
 
     @abstractmethod
     def holding(self, sizes: Sizes) -> AbstractContextManager[None]:
-        """Have files below `root` for as long as the block runs.
-
-        Raises:
-            OSError: one is not there, or not of that size.
-        """
+        """Provide files below `root` for as long as the block runs."""
 
     @abstractmethod
     def send(self, paths: Iterable[str]) -> None:
-        """Have files that were written below `root` where readers of the table look for them.
-
-        Raises:
-            OSError: one could not be sent.
-        """
+        """Move files written below `root` to where readers of the table look for them."""
 
     @abstractmethod
     def discard(self, paths: Iterable[str]) -> None:
-        """Delete files of a commit that is known to be lost, sent or not, as far as they are there."""
+        """Delete files of a commit that is known to be lost, as far as they exist."""
 
     @abstractmethod
     def commit(self, made: Commit) -> None:
-        """Put a commit under its version: whole or not at all, and never over another one.
-
-        Raises:
-            ConcurrentWriteException: another one has the version.
-        """
+        """Put a commit under its version: completely or not at all, and never over another one."""
 
 
 class OwnFolder(Folder):
-    """A table on a local disk.
-
-    Args:
-        handle: the table.
-    """
+    """A table on a local disk."""
 
     def __init__(self, handle: LogHandle) -> None:
         self.root = Path(handle.location)

@@ -52,13 +52,7 @@ class Footer:
 
 
 class Footers:
-    """The footers of a table's files; they never change, so each is read once.
-
-    Args:
-        opened: gives a file by its decoded path as Parquet's readers take it.
-        schema: of the table; one that has changed needs another object.
-        partition_columns: which of its columns are in no file.
-    """
+    """The footers of a table's files; they never change, so each is read once."""
 
     def __init__(
         self, opened: Callable[[str], Path | pa.NativeFile], schema: StructType, partition_columns: Sequence[str]
@@ -70,22 +64,14 @@ class Footers:
         self._types: dict[Types, Types] = {}
 
     def read(self, files: Iterable[tuple[str, int]], *, at_once: int) -> None:
-        """Read those footers that are not known yet, several at once.
-
-        Raises:
-            OSError, pa.ArrowException: a file cannot be read.
-        """
+        """Read the footers that are not cached, several at once."""
         unknown = [file for file in files if file not in self._known]
         if at_once > 1 and len(unknown) > 1:
             with ThreadPoolExecutor(min(at_once, len(unknown))) as threads:
                 list(threads.map(self.of, *zip(*unknown, strict=True)))
 
     def of(self, path: str, size: int) -> Footer:
-        """The footer of a file by its decoded path and its size in bytes.
-
-        Raises:
-            OSError, pa.ArrowException: the file cannot be read.
-        """
+        """The footer of a file by its decoded path and its size in bytes."""
         found = self._known.get((path, size))
         if found is None:
             if len(self._known) >= _MOST_KNOWN:
@@ -188,12 +174,7 @@ class Held:
     """Whether its own bounds of texts or binary are not those that readers go by."""
 
     def problem(self, fields: Sequence[StructField], *, units: Collection[str] = ("us",)) -> str | None:
-        """Why they are not the columns of the file's table, as a clause; None where they are, or are not there at all.
-
-        Args:
-            fields: of the table, without those that it is partitioned by.
-            units: in which the reader may find times, as Arrow calls them.
-        """
+        """Why these are not the columns of the file's table, as a clause; missing columns are not a problem."""
         held = dict(self.types)
         spelled = {name.lower(): name for name in held}
         if len(spelled) != len(self.types):
@@ -249,13 +230,9 @@ def _bounds_mislead(metadata: pq.FileMetaData) -> bool:
 
 
 def is_readable(held: pa.DataType, wanted: DataType, *, is_int96: bool, units: Collection[str] = ("us",)) -> bool:
-    """Whether values of a file's column are values of the table's type, all of them and exactly.
+    """Whether all values of a file's column are exactly values of the table's type.
 
-    Args:
-        held: the file's type.
-        wanted: the table's type.
-        is_int96: whether times in the column are INT96, as Spark writes them by default: instants without a zone.
-        units: in which the reader may find times.
+    `is_int96`: times in the column are INT96, as Spark writes them by default: instants without a zone.
     """
     inner = partial(is_readable, is_int96=is_int96, units=units)
     if isinstance(wanted, StructType):

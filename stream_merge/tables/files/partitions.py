@@ -29,11 +29,7 @@ TYPES: tuple[type[DataType], ...] = (BooleanType, ByteType, ShortType, IntegerTy
 
 
 def typed(text: str | None, dtype: DataType) -> pa.Scalar:
-    """A value of the log as the table has it; an empty text is NULL.
-
-    Raises:
-        ValueError: the text is none of that type.
-    """
+    """A partition value of the log in the table's type; an empty text is NULL."""
     wanted = arrow_type(dtype)
     if text is None or text == "":
         return pa.scalar(None, wanted)
@@ -53,11 +49,7 @@ def typed(text: str | None, dtype: DataType) -> pa.Scalar:
 
 
 def text_of(value: Any) -> str | None:
-    """A value as the log has it.
-
-    Args:
-        value: as Arrow gives it to Python.
-    """
+    """A partition value as the log spells it."""
     if value is None:
         return None
     if isinstance(value, bool):

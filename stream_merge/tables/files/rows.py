@@ -40,11 +40,7 @@ def row_count(handle: LogHandle) -> int | None:
 
 
 def rows(handle: LogHandle) -> pa.Table:
-    """All rows at the handle's version; those of a small table are kept in memory for the next call.
-
-    Raises:
-        OSError, pa.ArrowException: a file cannot be read.
-    """
+    """All rows at the handle's version; those of a small table are cached."""
     kept = _kept.get(handle)
     if kept is None or kept[0] != _at(handle):
         kept = (_at(handle), _read(handle))
@@ -55,17 +51,7 @@ def rows(handle: LogHandle) -> pa.Table:
 
 
 def rows_with_keys(handle: LogHandle, events: pa.Table, keys: Sequence[str], bounds: KeyBounds) -> pa.Table:
-    """The rows that have the keys of events; of a small table perhaps others, too.
-
-    Args:
-        handle: the table.
-        events: have the key columns, in the types of the table.
-        keys: names of the key columns.
-        bounds: of the events' keys.
-
-    Raises:
-        duckdb.Error, OSError, pa.ArrowException: a file cannot be read.
-    """
+    """The rows that have the keys of events; of a small table perhaps others, too."""
     count = row_count(handle)
     if count is not None and count <= MOST_KEPT_ROWS:
         return rows(handle)
@@ -90,17 +76,7 @@ def rows_with_keys(handle: LogHandle, events: pa.Table, keys: Sequence[str], bou
 
 
 def append(handle: LogHandle, new: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None) -> None:
-    """Append rows on the handle's very version; any other commit meanwhile makes it lose.
-
-    Args:
-        handle: the table; not partitioned.
-        new: in the table's columns and types.
-        transaction: application id and batch id that the commit records.
-        user_metadata: of the commit.
-
-    Raises:
-        ConcurrentWriteException: another writer was faster.
-    """
+    """Append rows on the handle's very version; any other commit meanwhile makes it lose."""
     (opened, before), kept = _at(handle), _kept.get(handle)
     parameters = {"mode": "Append", "partitionBy": "[]"}
     _commit(
@@ -116,12 +92,9 @@ def append(handle: LogHandle, new: pa.Table, *, transaction: tuple[str, int] | N
 
 
 def rewrite(handle: LogHandle, left: pa.Table | None = None) -> None:
-    """Replace all files by one, on the handle's very version; any other commit meanwhile makes it lose.
+    """Replace all files by one with the remaining rows, on the handle's very version; any other commit makes it lose.
 
-    Args:
-        handle: the table; not partitioned.
-        left: the rows from now on, in the table's columns and types; None: all of them, in a commit that changes no
-            data.
+    None: all rows, in a commit that changes no data.
     """
     _, touched = _touched(handle, _EVERY_FILE)
     new, changes_data = (rows(handle), False) if left is None else (left, True)

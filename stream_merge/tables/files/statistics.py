@@ -51,11 +51,7 @@ def maps_columns(properties: Mapping[str, str]) -> bool:
 
 
 def stored_name(field: StructField, *, mapped: bool) -> str:
-    """What a field is called in data files, in statistics and among partition values.
-
-    Raises:
-        ValueError: the schema and the table's mode of column mapping contradict each other.
-    """
+    """The name of a field in data files, in statistics and among partition values."""
     physical = field.metadata.get("delta.columnMapping.physicalName")
     if (physical is None) if mapped else (physical not in (None, field.name)):
         msg = (
@@ -67,16 +63,7 @@ def stored_name(field: StructField, *, mapped: bool) -> str:
 
 
 def statistics(rows: pa.Table, schema: StructType, properties: Mapping[str, str]) -> str:
-    """The `stats` of a file of these rows, as JSON.
-
-    Args:
-        rows: all rows of the file; logical names, the columns of `schema`.
-        schema: of the table, without partition columns.
-        properties: of the table: which columns count, how much of a text, whether bounds are said to be tight.
-
-    Raises:
-        ValueError: a property cannot be read.
-    """
+    """The `stats` of a file of these rows, as JSON; `schema` has no partition columns."""
     prefix = int(properties.get("delta.dataSkippingStringPrefixLength", _DEFAULT_PREFIX))
     indexed = _indexed(schema, properties)
     columns = {field.name: rows[field.name] for field in indexed.fields}
@@ -114,7 +101,7 @@ def _indexed(schema: StructType, properties: Mapping[str, str]) -> StructType:
 
 
 def _first(schema: StructType, count: int) -> tuple[StructType, int]:
-    """As many leaves of a schema, and how many it has of them."""
+    """The first `count` leaves of a schema, and how many there are."""
     fields: list[StructField] = []
     taken = 0
     for field in schema.fields:

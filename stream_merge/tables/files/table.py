@@ -29,12 +29,7 @@ class Touched:
 
 
 class TableFiles:
-    """One table. What is known of its files is kept from batch to batch.
-
-    Args:
-        handle: the table as delta-rs reads it.
-        snapshot: of it.
-    """
+    """What is known of one table's files, from batch to batch."""
 
     def __init__(self, handle: LogHandle, snapshot: TableSnapshot) -> None:
         is_local = locations.local_path(handle.location) is not None
@@ -55,11 +50,7 @@ class TableFiles:
     def touched(self, handle: LogHandle, snapshot: TableSnapshot, bounds: KeyBounds) -> Sequence[Touched]:
         """The files that may hold keys within the bounds, at the handle's version.
 
-        Cost: the commits since the last call; the footers of files that are new.
-
-        Raises:
-            UnreadableLogError: the log as it stands here and as delta-rs reads it differ.
-            OSError, pa.ArrowException: a file cannot be read.
+        Cost: the commits since the last call; the footers of new files.
         """
         live = self._live(handle, snapshot)
         found = {}
@@ -73,23 +64,13 @@ class TableFiles:
         return [self.file(path, add) for path, add in found.items()]
 
     def file(self, path: str, add: Add) -> Touched:
-        """A live file by its decoded path.
-
-        Raises:
-            OSError, pa.ArrowException: it cannot be read.
-        """
+        """A live file by its decoded path."""
         footer = self._footers.of(path, int(add["size"]))
         partition = dict(add.get("partitionValues") or {})
         return Touched(candidate=Candidate(path=path, footer=footer, partition=partition), add=add)
 
     def stored(self, handle: LogHandle, snapshot: TableSnapshot) -> Iterator[Stored]:
-        """The live files that merges on read have left, at the handle's version: its own, and those with a vector.
-
-        Those of which the log does not tell how many rows they have are left out.
-
-        Raises:
-            UnreadableLogError: as `touched`.
-        """
+        """The live files of the driver's merges: its own, and those with a vector, if their row count is known."""
         live = self._live(handle, snapshot)
         files = handle.files()
         for path, rows in zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True):

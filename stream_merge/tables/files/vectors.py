@@ -62,11 +62,7 @@ class Descriptor:
 
     @classmethod
     def of(cls, action: Mapping[str, Any]) -> Descriptor:
-        """The descriptor in the log's words, as `deletionVector` of an `add` or `remove` has it.
-
-        Raises:
-            VectorError: a field is missing or of another type.
-        """
+        """Parse `deletionVector` of an `add` or `remove`."""
         descriptor = cls(
             storage_type=_text(action, "storageType"),
             path_or_inline=_text(action, "pathOrInlineDv"),
@@ -84,7 +80,7 @@ class Descriptor:
         return descriptor
 
     def as_json(self) -> dict[str, Any]:
-        """In the log's words; what is None is absent."""
+        """The descriptor as the log has it; what is None is absent."""
         action = {
             "storageType": self.storage_type,
             "pathOrInlineDv": self.path_or_inline,
@@ -96,11 +92,7 @@ class Descriptor:
         return {name: value for name, value in action.items() if value is not None}
 
     def file(self, root: Path) -> Path | None:
-        """The local file that holds the vector; None where it is inline.
-
-        Raises:
-            VectorError: the path is none, or not a local one.
-        """
+        """The local file that holds the vector; None where it is inline."""
         if self.storage_type == _INLINE:
             return None
         if self.storage_type == _ABSOLUTE:
@@ -113,17 +105,7 @@ class Descriptor:
 
 
 def read(descriptor: Mapping[str, Any], root: Path) -> BitMap64:
-    """The positions of the rows that a deletion vector removes from its data file.
-
-    Cost: one read of the vector's bytes.
-
-    Args:
-        descriptor: `deletionVector` of an `add` or `remove`.
-        root: folder of the table.
-
-    Raises:
-        VectorError: the vector is missing, damaged, of an unknown format, or not the one that the descriptor describes.
-    """
+    """The positions of the rows that a deletion vector removes from its data file; raises `VectorError`."""
     described = Descriptor.of(descriptor)
     file = described.file(root)
     if file is None:
@@ -145,43 +127,23 @@ def read(descriptor: Mapping[str, Any], root: Path) -> BitMap64:
 
 
 def of(add: Mapping[str, Any], root: Path) -> BitMap64:
-    """The positions of the deleted rows of a live file, by its `add`; none where it has no vector.
-
-    Raises:
-        VectorError: as `read`.
-    """
+    """The positions of the deleted rows of a live file, by its `add`."""
     descriptor = add.get("deletionVector")
     return BitMap64() if descriptor is None else read(descriptor, root)
 
 
 def files_of(adds: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-    """The files of the table that hold the vectors of these adds, relative to it; their sizes are not known.
-
-    Raises:
-        VectorError: as `read`.
-    """
+    """The files of the table that hold the vectors of these adds, relative to it; their sizes are not known."""
     vectors = [Descriptor.of(add["deletionVector"]) for add in adds if add.get("deletionVector") is not None]
     files = [vector.file(Path()) for vector in vectors if vector.storage_type == _RELATIVE]
     return {str(file): None for file in files}
 
 
 def write(root: Path, vectors: Mapping[str, BitMap64], *, prefix: str = "") -> dict[str, dict[str, Any]]:
-    """Write deletion vectors into one new file of the table.
+    """Write deletion vectors into one new file of the table; returns their descriptors by the same names.
 
-    Guarantees: the file is complete when its descriptors are returned; an attempt that fails may leave a part of it,
-    to which no commit refers.
-
-    Args:
-        root: folder of the table.
-        vectors: the positions to remove, by what the caller calls their data files.
-        prefix: folder below `root`; a random one spreads the files of an object store.
-
-    Returns:
-        The descriptors for the log, by the same names; none, and no file, without vectors.
-
-    Raises:
-        VectorError: the vectors exceed what one file may hold, or a position what the protocol allows.
-        OSError: the file cannot be written.
+    The file is complete when its descriptors are returned; an attempt that fails may leave a part of it, to which no
+    commit refers. `prefix`: folder below `root`; a random one spreads the files of an object store.
     """
     if not vectors:
         return {}

@@ -38,18 +38,10 @@ def write_if_due(
     *,
     by_spark: Callable[[], None] | None,
 ) -> None:
-    """Write the checkpoint that a table's interval asks for at a version, and tidy up its log.
+    """Write the checkpoint that a table's interval asks for at a version, and clean up its log; failures are warnings.
 
-    Without it readers have more commits to read; no more than that, so a failure is a warning. How long commits and
-    removed files are kept, delta-rs (1.6) reads as `interval 30 days` alone, and else takes its own defaults; Delta
-    also reads `30 days`, capitals, and several units: there Spark does it.
-
-    Args:
-        table: at that version.
-        version: of the commit that was made.
-        properties: of the table.
-        location: of the table, for messages.
-        by_spark: has Spark do both; None where nobody can, and it is left out.
+    How long commits and removed files are kept, delta-rs (1.6) reads as `interval 30 days` alone, and else takes its
+    own defaults; Delta also reads `30 days`, capitals, and several units: there Spark does it, if `by_spark` is given.
     """
     interval = int(properties.get(_INTERVAL_PROPERTY, _DEFAULT_INTERVAL))
     if version == 0 or version % interval:

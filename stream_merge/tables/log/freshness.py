@@ -31,12 +31,7 @@ class Look(ABC):
 
     @abstractmethod
     def mark(self, version: int, added: Callable[[], str | None]) -> Hashable | None:
-        """What a commit, which is the handle's newest, is known by; None where it is not there.
-
-        Args:
-            version: of the commit.
-            added: the path of a file that it is known to have added; None where none is known.
-        """
+        """The identity of the handle's newest commit, by a file that it `added` if known; None where it is gone."""
 
     @abstractmethod
     def is_marked(self, version: int, mark: Hashable) -> bool:
@@ -44,11 +39,7 @@ class Look(ABC):
 
 
 class OnDisk(Look):
-    """On a local disk a commit is known by its inode and the time at which it was made.
-
-    Args:
-        location: path of the table.
-    """
+    """On a local disk a commit is identified by its inode and modification time."""
 
     is_free = True
 
@@ -73,12 +64,9 @@ class OnDisk(Look):
 
 
 class InStore(Look):
-    """On an object store a commit is known by its text, or by the name of a file in it, which no other commit adds.
+    """On an object store a commit is identified by the name of a file that it adds, or by its text.
 
-    A time in seconds and a size would not do: of two tables that are filled alike they may be the same.
-
-    Args:
-        objects: the files of the table.
+    A time in seconds and a size would not do: two tables that are filled alike may have the same.
     """
 
     is_free = False
@@ -87,7 +75,7 @@ class InStore(Look):
         self._objects = objects
 
     def has(self, version: int) -> bool:
-        """Cost: a GET of a byte, not a HEAD, for whose answer looks at other tables would have to wait."""
+        """Cost: a GET of a byte, not a HEAD, during which other threads of Python would have to wait."""
         try:
             self._objects().beginning(_name(version), 1)
         except FileNotFoundError:

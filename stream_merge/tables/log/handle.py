@@ -48,7 +48,7 @@ class KeptTransactions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """Of a table."""
+    """Protocol of a table."""
 
     reader_version: int
     writer_version: int
@@ -93,15 +93,9 @@ def no_panics(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[str, Any]]:
-    """The commits' own words with their versions, as far as the log is kept.
+    """`commitInfo` of the commits with their versions, as far as the log is kept. Cost: a file for each.
 
     delta-rs gives none at all if one has a number that it does not expect, as Spark's CLONE: "readVersion": -1.
-
-    Cost: a file for each.
-
-    Args:
-        commit: the text of a version; raises FileNotFoundError.
-        version: the newest.
     """
     for number in range(version, -1, -1):
         try:
@@ -129,12 +123,7 @@ def ambiguous(schema: StructType) -> frozenset[str]:
 
 
 def unambiguous(files: pa.Table, schema: StructType) -> pa.Table:
-    """Files without those statistics that may be of several columns: of `a.b`, or of `b` inside of the struct `a`.
-
-    Args:
-        files: as delta-rs flattens them (1.6).
-        schema: of the table.
-    """
+    """`files` as delta-rs flattens them (1.6), without the statistics of ambiguous names."""
     several = {f"{kind}.{name}" for name in ambiguous(schema) for kind in ("min", "max", "null_count")}
     return files.select([i for i, name in enumerate(files.column_names) if name not in several]) if several else files
 
@@ -148,15 +137,7 @@ def _names_of(dtype: StructType, prefix: str = "") -> Iterator[str]:
 
 
 class LogHandle:
-    """One table on one storage. The handle is kept and brought up to date from the log's new commits.
-
-    Args:
-        location: local path or URI.
-        storage_options: credentials for an object store; never logged.
-
-    Raises:
-        TableNotFoundError: there is no Delta table.
-    """
+    """A table's log by delta-rs, kept and brought up to date from new commits. Storage options are never logged."""
 
     def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.location = location
@@ -195,15 +176,11 @@ class LogHandle:
 
     @no_panics
     def refresh(self) -> None:
-        """Bring the handle to the newest version; a table that was dropped and made anew is opened afresh.
+        """Bring the handle to the newest version; a table that was dropped and re-created is opened afresh.
 
-        Without a next commit there is no newer one, which two looks at the log's files tell sooner than a listing of
-        it. In this order: where the next commit was tidied away already, so was the handle's own before it.
-
-        Cost: on an object store a GET for the next commit, and one for the handle's own.
-
-        Raises:
-            ListedLateError: a newer one is there, and nobody can read it yet.
+        Without a next commit there is no newer one, which two files of the log tell sooner than a listing of it. In
+        this order: where the next commit was cleaned up already, so was the handle's own before it. Cost: on an object
+        store a GET for the next commit, and one for the handle's own.
         """
         is_newest = not self._look.has(self.version + 1)
         if self._mark is None or not self._look.is_marked(self.version, self._mark):
@@ -216,12 +193,12 @@ class LogHandle:
             self._mark = self._look.mark(self.version, lambda: None)
 
     def follow(self) -> None:
-        """As `refresh`, for one GET, of a handle that was refreshed in this batch: whose log it is, was seen then."""
+        """`refresh` for one GET, of a handle that was refreshed in this batch, which showed whose log it is."""
         if self._look.is_free or self._look.has(self.version + 1):
             self.refresh()
 
     def refresh_if_free(self) -> None:
-        """As `refresh`, where that takes no request: elsewhere a commit on an older version loses by itself."""
+        """`refresh` where that takes no request: elsewhere a commit on an older version loses by itself."""
         if self._look.is_free:
             self.refresh()
 
@@ -314,11 +291,7 @@ class LogHandle:
 
     @no_panics
     def committed(self, transaction: tuple[str, int] | None) -> None:
-        """Follow a commit that was put beside delta-rs, and write the checkpoint that is due.
-
-        Args:
-            transaction: that the commit records.
-        """
+        """Follow a commit that was put beside delta-rs, and write the checkpoint that is due."""
         before, live = self.version, self.files()["path"]
         (self.refresh if self._look.is_free else self._table.update_incremental)()
         self._transactions.add(before, self.version, transaction)

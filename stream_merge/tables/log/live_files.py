@@ -51,20 +51,12 @@ class Log(Protocol):
         ...
 
     def opened(self, name: str) -> pa.NativeFile:
-        """A file of it.
-
-        Raises:
-            FileNotFoundError: there is none of that name.
-        """
+        """A file of it; raises FileNotFoundError."""
         ...
 
 
 class LocalLog(Log):
-    """A log on a local disk.
-
-    Args:
-        folder: `_delta_log` itself.
-    """
+    """A log on a local disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -80,11 +72,7 @@ class LocalLog(Log):
 
 
 class LiveFiles:
-    """The `add` actions of a table, kept from version to version.
-
-    Args:
-        log: of the table.
-    """
+    """The `add` actions of a table, kept from version to version."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -92,13 +80,10 @@ class LiveFiles:
         self._files: dict[str, Add] = {}
 
     def at(self, version: int) -> Mapping[str, Add]:
-        """The live files of a version, by their decoded paths (`decoded`); belongs to this object until its next call.
+        """The live files of a version by decoded paths; the mapping is valid until the next call.
 
         Cost: the commits since the version that was asked for last; at first, or for an older one, the newest
-        checkpoint and the commits after it.
-
-        Raises:
-            UnreadableLogError: commits are missing, or an action is not of the form that the protocol gives.
+        checkpoint and the commits after it. Raises `UnreadableLogError`.
         """
         if not 0 <= self._version <= version:
             self._start(version)

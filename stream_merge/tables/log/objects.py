@@ -17,11 +17,7 @@ AT_ONCE = 16
 
 
 class Objects:
-    """Opens files of one table.
-
-    Args:
-        handler: delta-rs' view of the store, which is told sizes of files by their paths.
-    """
+    """Opens files of one table, by delta-rs' view of the store, which takes sizes of files by their paths."""
 
     def __init__(self, handler: Callable[[Mapping[str, int]], pafs.FileSystemHandler]) -> None:
         self._handler = handler
@@ -29,10 +25,7 @@ class Objects:
         """The files of the table by their decoded paths, relative to it."""
 
     def opened(self, path: str, size: int | None = None) -> pa.NativeFile:
-        """A file of the table, by its path in the log.
-
-        Cost: a HEAD, for its size unless that is given; each read is a GET.
-        """
+        """A file of the table, by its path in the log. Cost: a HEAD unless its size is given; each read is a GET."""
         at = unquote(path)
         known = self.filesystem if size is None else pafs.PyFileSystem(self._handler({at: size}))
         return known.open_input_file(at)
@@ -42,25 +35,16 @@ class Objects:
         return [found.base_name for found in self.filesystem.get_file_info(pafs.FileSelector(folder))]
 
     def beginning(self, path: str, most: int) -> bytes:
-        """The first bytes of a file, by its decoded path; fewer where it has no more.
+        """The first bytes of a file, by its decoded path; fewer where it has no more. Cost: a GET.
 
-        delta-rs believes a size that it is told (1.6: `known_sizes`), and a store answers a range that goes beyond the
-        end with what there is (RFC 9110, 14.1.2). While it waits for a GET, and not for a HEAD, it lets other threads
-        of Python go on.
-
-        Cost: a GET.
-
-        Raises:
-            FileNotFoundError: it is not there.
+        delta-rs believes a size that it is given (1.6: `known_sizes`), and a store answers a range that goes beyond the
+        end with what there is (RFC 9110, 14.1.2). A GET, unlike a HEAD, lets other threads of Python go on.
         """
         with pafs.PyFileSystem(self._handler({path: most})).open_input_file(path) as file:
             return bytes(file.read(most))
 
     def text(self, path: str) -> bytes:
-        """A file as a whole, by its decoded path.
-
-        Cost: a GET; for one beyond 1 MiB another one, and a HEAD.
-        """
+        """A complete file, by its decoded path. Cost: a GET; for one beyond 1 MiB another one, and a HEAD."""
         found = self.beginning(path, _MOST_TEXT)
         if len(found) < _MOST_TEXT:
             return found

@@ -78,12 +78,7 @@ class Hits:
 def judge(entries: pa.Table, events: pa.Table, pairs: pa.Table, *, version: int, types: StructType) -> Hits:
     """Which events the tombstones refuse, and which revive their key.
 
-    Args:
-        entries: of the log, keys, sequence and whether they are marks.
-        events: of the batch, sequence and whether they are deletes.
-        pairs: row numbers of an entry and an event of one key (`paired`, `paired_rows`).
-        version: of the log.
-        types: of keys and sequence, for Spark.
+    `pairs`: row numbers of an entry and an event of one key (`paired`, `paired_rows`).
     """
     taken = entries.take(pairs[_ROW])
     newest = _newest(pairs[_EVENT].to_pylist(), taken)

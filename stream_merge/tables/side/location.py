@@ -26,13 +26,7 @@ _BESIDE = "./"
 
 
 def expect_here(session: SparkSession, spec: MergeSpec, tables: Tables, found: TableSnapshot) -> None:
-    """Stop where the deletes of a target are remembered under another of its names: an older event would win over them.
-
-    Cost: nothing where the target is called as ever; else two logs are read.
-
-    Raises:
-        ConfigError: naming both locations, or that the other one cannot be read.
-    """
+    """Stop where a target's deletes are recorded under another of its names: an older event would win over them."""
     then = found.properties.get(names.TOMBSTONES_PROPERTY)
     if not spec.tombstones or then is None or then == _own(spec, tables):
         return
@@ -75,21 +69,13 @@ def recorded(
     deletes: bool,
     is_prepared: bool,
 ) -> dict[str, str]:
-    """The property by which a target says where its log is.
+    """The property by which a target says where its tombstones are.
 
-    A table that the sink creates, or prepares, says it from the beginning; any other from the first batch with deletes
+    A table that the sink creates or prepares says it from the beginning; any other from the first batch with deletes
     on: nobody needs the right to alter it before. Two streams may call a table by two names as long as there is no
     delete, and neither takes back what the other says.
 
     Requires: `expect_here`, of a table that is there.
-
-    Args:
-        session: the sink's own.
-        spec: the sink's settings.
-        tables: its tables.
-        found: the target; None while there is none.
-        deletes: whether the batch has some.
-        is_prepared: whether it has all else that a sink needs on it.
     """
     if not spec.tombstones:
         return {}
@@ -105,17 +91,7 @@ def recorded(
 
 
 def deletes(session: SparkSession, target: TableRef, *, retention_seconds: float | None) -> DataFrame | None:
-    """The entries of a target's tombstones that still count, those included that an upsert has overtaken.
-
-    For those who read them beside a sink.
-
-    Args:
-        session: any.
-        target: as the sink was told.
-        retention_seconds: how long entries count; None: forever.
-
-    Returns: None where there is no table, or none that belongs to this very target.
-    """
+    """The tombstones of a target that still count, overtaken ones included; None if there are none."""
     name = target.tombstones
     found = spark_table.find(session, target)
     if found is None or own_log(found.table_id, spark_table.find(session, name)) is None:

@@ -64,11 +64,7 @@ Spark reads as many rows at once as a row group has, up to 4,096, and holds each
 
 
 def check(session: SparkSession, table: TableRef) -> None:
-    """Refuse a table in the quarantine's place that cannot take its rows; writes nothing.
-
-    Raises:
-        ConfigError: the table exists and lacks columns, or is not a Delta table.
-    """
+    """Refuse a table in the quarantine's place that cannot take its rows; writes nothing."""
     found = spark_table.find(session, table)
     if found is None:
         return
@@ -97,15 +93,6 @@ def write(
     The driver writes only what belongs to this sink alone: a table that was named may be shared with another sink,
     whose commit by Spark at the same moment a local disk would not keep apart from ours. It writes only under a
     transaction id; of a batch that is here already Spark reads what is missing.
-
-    Args:
-        batch: the evaluated events.
-        spec: the sink's settings.
-        tables: its tables.
-        session: its own.
-        query: label of the query, kept with each event.
-        now_micros: time of the call, microseconds since the epoch.
-        commit: application id of the quarantine role, batch id, the sink's retry policy.
     """
     table, invalid = spec.quarantine_table, batch.rows.invalid_at_hand()
     if invalid is not None and commit.app_id is not None and spec.quarantine_target is None and is_legible(invalid):
@@ -149,19 +136,13 @@ def undecodable_id(caller: Caller, target: TableRef) -> str | None:
 
 
 def write_undecodable(rows: DataFrame, table: TableRef, *, commit: SideCommit) -> None:
-    """Append records that never became events, once per batch.
-
-    Args:
-        rows: columns of `SCHEMA`.
-        table: catalog name or path; created when it is missing.
-        commit: application id of the role, batch id, the sink's retry policy.
-    """
+    """Append records that never became events, in columns of `SCHEMA`, once per batch."""
     named = (columns.column(f.name).cast(f.dataType).alias(f.name) for f in SCHEMA.fields)
     _append_missing(rows.select(*named), table, commit)
 
 
 def records(session: SparkSession, table: TableRef, *, replayed_at: Column | None = None) -> DataFrame | None:
-    """Records of topics that lie here with their bytes, replayed then, or never; None where there is no table."""
+    """Quarantined records of topics with their bytes, by when they were replayed; None where there is no table."""
     if spark_table.find(session, table) is None:
         return None
     has_bytes = F.col("raw_key").isNotNull() | F.col("raw_value").isNotNull()
@@ -170,7 +151,7 @@ def records(session: SparkSession, table: TableRef, *, replayed_at: Column | Non
 
 
 def records_of_files(session: SparkSession, table: TableRef, *, replayed_at: Column | None = None) -> DataFrame | None:
-    """As `records`, of files: `topic` is the file, and `partition` NULL."""
+    """Quarantined lines of files, by when they were replayed: `topic` is the file, and `partition` NULL."""
     if spark_table.find(session, table) is None:
         return None
     is_record = F.col("topic").isNotNull() & F.col("partition").isNull() & F.col("raw_value").isNotNull()
@@ -184,23 +165,11 @@ def _is_replayed(at: Column | None) -> Column:
 def write_whole(
     events: DataFrame, table: TableRef, *, reason: str, error: str, query: str, commit: SideCommit
 ) -> Mapping[str, int]:
-    """Append all events of a batch as they came, valid or not; where it was the last one written, what it has beyond.
+    """Append all events of a batch, valid or not, or those missing if it was the last one written; numbers by reason.
 
-    A record that could not be read at all is there for that reason.
-
-    A batch older than the last one written, or another one under its id (of a checkpoint restored from an older
-    copy), is appended without a transaction id: under one, Delta would drop it as repeated, and its events would
-    be nowhere. Such a batch is not recognised when it comes again.
-
-    Args:
-        events: as the source delivered them, evaluated: a failure leaves nothing uncounted that is written.
-        table: catalog name or path; created when it is missing.
-        reason: one of `results.ROUTING_REASONS`.
-        error: what happened, in one sentence.
-        query: label of the query, kept with each event.
-        commit: application id of the role, batch id and fingerprint, a retry policy.
-
-    Returns: how many events this call has written, by reason.
+    A record that could not be decoded is there for that reason. A batch older than the last one written, or another one
+    under its id (of a checkpoint restored from an older copy), is appended without a transaction id: under one, Delta
+    would drop it as repeated. Such a batch is not recognised when it comes again.
 
     Cost: two Spark jobs over the batch, one append.
     """
@@ -276,17 +245,11 @@ def _append_missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> Non
 
 
 def _missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> tuple[DataFrame, SideCommit] | None:
-    """Of the rows of a batch all, once per batch, and those that it has beyond what an earlier try of it has written.
-
-    The table is created when it is missing.
+    """The rows of a batch that the table lacks, and how to append them; None where it has all. Creates a missing table.
 
     A batch that could not be merged comes again, by a stream or settings that have been repaired since. What is here
     then is what was wrong with it before: a record of a topic or file is known by its place there, anything else by
-    what it says. What another query has written under the same id is none of this one's.
-
-    Returns: what is to be appended, and how; None where nothing is.
-
-    Cost: the table's log is read; one or two Spark jobs more where the batch has been here.
+    what it says. What another query has written under the same id does not count.
     """
     session = rows.sparkSession
     found = _created(session, table)

@@ -54,14 +54,7 @@ class SideCommit:
         return json.dumps({"stream_merge": ours, "user": self.user})
 
     def expect_own(self, snapshot: TableSnapshot, history: History) -> None:
-        """Let no batch of a stream pass for a repeated one because another is recorded, under its id or a later one.
-
-        Cost: nothing where the table has recorded earlier batches alone; else its newest commits are read.
-
-        Args:
-            snapshot: of the table, its newest.
-            history: of the table.
-        """
+        """Stop where another batch is recorded under this batch's id, or a later one."""
         recorded = None if self.app_id is None or self.judge is None else snapshot.transaction(self.app_id)
         if recorded is not None and self.judge is not None:
             self.judge(recorded, self.batch_id, lambda: self.recorded_fingerprint(snapshot.version, history))
@@ -72,12 +65,7 @@ class SideCommit:
 
 
 class SideTable(ABC, Generic[Rows]):
-    """One side table, by one back end.
-
-    Args:
-        name: catalog name or path.
-        accept: which table it is.
-    """
+    """One side table, by one back end; `accept` says which table it is."""
 
     def __init__(
         self, name: TableRef, accept: Callable[[TableSnapshot], TableSnapshot | None] = lambda found: found
@@ -87,11 +75,7 @@ class SideTable(ABC, Generic[Rows]):
 
     @abstractmethod
     def snapshot(self, *, newest: bool = True) -> TableSnapshot | None:
-        """The table, or None while there is none.
-
-        Args:
-            newest: False: the version that this batch has read last will do; a commit on an older one loses.
-        """
+        """The table, or None while there is none; not `newest`: the version that this batch has read last."""
 
     @abstractmethod
     def _append(self, rows: Rows, commit: SideCommit) -> None:
@@ -102,11 +86,7 @@ class SideTable(ABC, Generic[Rows]):
         """Whether the table is known to hold the batch; stops where it holds another one under its id."""
 
     def append_once(self, rows: Rows, commit: SideCommit) -> None:
-        """Append rows in one commit; a second append under the same application and batch id does nothing.
-
-        Guarantees: idempotent when there is an application id.
-        Raises: `CommitConflictError` when the policy is exhausted, `MergeFailedError` for any other failure.
-        """
+        """Append rows in one commit; idempotent under an application id."""
 
         def attempt(number: int) -> None:
             if self._is_recorded(commit, is_retry=number > 1):
@@ -158,16 +138,9 @@ class SparkSideTable(SideTable[DataFrame]):
 
 
 class DriverSideTable(SideTable[pa.Table]):
-    """A side table in the driver.
+    """A side table by the driver: each attempt is based on one version, and any commit in between makes it lose.
 
-    Each attempt reads the transaction id from the very version that it is based on, and any commit in between makes it
-    lose.
-
-    Args:
-        name: catalog name or path.
-        newest: the table up to date, or None where it is gone.
-        cached: the same as this batch has read it last; None where it has not.
-        accept: as of `SideTable`.
+    `newest` gives the handle up to date, `cached` the one that this batch has read last; None where there is none.
     """
 
     def __init__(
@@ -192,11 +165,7 @@ class DriverSideTable(SideTable[pa.Table]):
         return None if found is None else found.snapshot()
 
     def expected(self, *, newest: bool = False) -> LogHandle:
-        """What `snapshot` is of.
-
-        Raises:
-            MergeFailedError: it is gone.
-        """
+        """The handle of a table that must be there."""
         found = self.table(newest=newest)
         if found is None:
             msg = f"[TABLE_NOT_FOUND] {self.name!r} disappeared during a batch; restart the query"

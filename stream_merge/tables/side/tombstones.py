@@ -59,11 +59,7 @@ _KEY, _SEQUENCE = "__stream_merge_key_{}", "__stream_merge_of_event"
 
 
 def own_log(target_id: str, found: TableSnapshot | None) -> TableSnapshot | None:
-    """The log, if it belongs to this very target: one that was dropped and re-created starts without.
-
-    Raises:
-        ConfigError: the log is in a format that this version does not know, so its deletes would be misread.
-    """
+    """The tombstones' table, if it belongs to this very target: one that was dropped and re-created starts without."""
     if found is None or found.properties.get(names.TARGET_ID_PROPERTY) != target_id:
         return None
     version = found.properties.get(names.FORMAT_PROPERTY)
@@ -77,17 +73,7 @@ def own_log(target_id: str, found: TableSnapshot | None) -> TableSnapshot | None
 
 
 class Tombstones(ABC, Generic[Rows]):
-    """Works on the tombstones of one batch. Raises what its library raises.
-
-    Args:
-        table: where they are remembered.
-        session: the sink's own.
-        spec: the sink's settings.
-        target_id: Delta table id of the target.
-        layout: how the batch's columns map onto the target.
-        batch: the evaluated events.
-        now_micros: time of the call, microseconds since the epoch.
-    """
+    """The tombstones of one batch's keys."""
 
     def __init__(
         self,
@@ -200,22 +186,11 @@ class Tombstones(ABC, Generic[Rows]):
 
     @abstractmethod
     def _compact(self, *, clears: bool, judges: bool) -> None:
-        """Put small files together.
-
-        Args:
-            clears: whether to drop expired entries.
-            judges: and then overtaken ones, too.
-        """
+        """Compact small files; `clears` drops expired entries, `judges` overtaken ones, too."""
 
 
 class DriverTombstones(Tombstones[pa.Table]):
-    """In the driver.
-
-    Args:
-        table: where they are remembered.
-        events: `Rows.arrow` or `Rows.keys` of the batch.
-        scope: as of `Tombstones`.
-    """
+    """Tombstones by the driver; `events` are `Rows.arrow` or `Rows.keys` of the batch."""
 
     def __init__(self, table: DriverSideTable, events: pa.Table, **scope: Any) -> None:
         super().__init__(table, **scope)
@@ -266,7 +241,7 @@ class DriverTombstones(Tombstones[pa.Table]):
 
 
 class SparkTombstones(Tombstones[DataFrame]):
-    """By Spark, of any table and any number of events."""
+    """Tombstones by Spark, for any table and any number of events."""
 
     def _events(self, *, are_deletes: bool | None = None) -> DataFrame:
         events, is_delete = self._batch.rows.latest(), columns.column(names.DELETE_COLUMN)
@@ -282,9 +257,9 @@ class SparkTombstones(Tombstones[DataFrame]):
         ).coalesce(1)
 
     def _matched(self, events: DataFrame) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
-        """Cost: one Spark job over the files of the log that the bounds leave; one more for a million pairs.
+        """One row for each entry of an event's key, but for a delete's own entry.
 
-        What travels is one row for each entry of an event's key, but for a delete's own entry.
+        Cost: one Spark job over the files of the log within the bounds; one more for a million pairs.
         """
         bounds = self._batch.bounds.condition(self._session, "log")
         entries = self._unexpired().alias("log").where(bounds)
@@ -360,11 +335,7 @@ def without_refused(events: DataFrame, hits: Hits | None, layout: Layout, sessio
 
 
 def begin(session: SparkSession, spec: MergeSpec, target_id: str, layout: Layout) -> None:
-    """Create the log of a target; one that belongs to a dropped target is emptied.
-
-    Raises:
-        ConfigError: somebody else's table is there.
-    """
+    """Create the tombstones' table of a target; one that belongs to a dropped target is emptied."""
 
     def attempt(_: int) -> None:
         with _ONE_BEGINS:
@@ -412,20 +383,10 @@ def _begin(
 
 
 def widen_schema(session: SparkSession, spec: MergeSpec, target_id: str, layout: Layout, found: TableSnapshot) -> None:
-    """Give the log the types that the target's keys and sequence have now, where they were widened.
+    """Widen the types of keys and sequence to the target's.
 
-    The log is written again, in one commit: its entries stay valid, and it stays a plain table, which delta-rs can
-    write; with type widening of its own it would be lost for it.
-
-    Args:
-        session: the sink's own.
-        spec: the sink's settings.
-        target_id: Delta table id of the target.
-        layout: how the batch's columns map onto the target.
-        found: the log as it was read last.
-
-    Raises:
-        ConfigError: no type holds what it remembers and what the target has.
+    The table is rewritten in one commit: its entries stay valid, and it stays a plain table, which the driver can
+    write; it could not with type widening.
     """
     if _widened(spec, layout, found.schema) is None:
         return
