@@ -149,9 +149,9 @@ def job_of(
 
 def _widen_log(session: SparkSession, spec: MergeSpec, tables: Tables, layout: Layout, target: TableSnapshot) -> bool:
     """Keys and sequence of the target may have been widened, by this batch or by somebody."""
-    found = own_log(target.table_id, tables.tombstones.snapshot())
-    if found is not None:
-        widen_schema(session, spec, target.table_id, layout, found)
+    table = own_log(target.table_id, tables.tombstones.snapshot())
+    if table is not None:
+        widen_schema(session, spec, target.table_id, layout, table)
     return True
 
 

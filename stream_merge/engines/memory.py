@@ -89,14 +89,14 @@ def _free_on_the_machine() -> int:
 
 def _free_in_the_groups() -> list[int]:
     """What the limits of a container or a service leave (cgroup v2 and v1)."""
-    found = []
+    free = []
     for folder, limit, used, cached in groups():
         try:
             most, taken = (int((folder / name).read_text("ascii")) for name in (limit, used))
         except (OSError, ValueError):  # no such group, or "max"
             continue
-        found.append(max(0, most - taken + _let_go(folder / "memory.stat", cached)))
-    return found
+        free.append(max(0, most - taken + _let_go(folder / "memory.stat", cached)))
+    return free
 
 
 def _let_go(stat: Path, cached: str) -> int:

@@ -144,8 +144,8 @@ class Calls:
             if self._is_new:
                 locks.expect_no_other(self.spec.target, location)
             part = part_of(batch_df, who, batch_id, intake.calls)
-            held = claims.held(self, who.identity, self.spec, location, part=part)
-            with held, ExitStack() as resources:
+            claim = claims.held(self, who.identity, self.spec, location, part=part)
+            with claim, ExitStack() as resources:
                 call = self._called(
                     batch_df,
                     batch_id,
@@ -233,11 +233,11 @@ class Calls:
 
     def _table(self, call: BatchCall, done: Done) -> dict[str, Any]:
         """Place and columns of the target behind a batch. Cost: a look at its log where the batch has added columns."""
-        found = done.target
-        if found is not None and done.adds_columns:
+        target = done.target
+        if target is not None and done.adds_columns:
             self._tables.begin(call.session)
-            found = self._tables.target.snapshot() or found
-        return {} if found is None else {"location": found.location, "schema": found.schema}
+            target = self._tables.target.snapshot() or target
+        return {} if target is None else {"location": target.location, "schema": target.schema}
 
     def reading(
         self, batch_df: DataFrame, batch_id: int, began: float, passes: Callable[[Exception], bool] = lambda _: False
@@ -309,8 +309,8 @@ class OwnSession:
             ours.conf.set(TIMESTAMP_CONF, TIMESTAMP_MICROS)
             # A look at the rows must see what a MERGE would: it always takes the newest version (Delta 4.4).
             ours.conf.set(STALENESS_CONF, "0")
-            said = {conf: theirs.conf.get(conf, whole) for conf, whole in WHOLE_READS.items()}
-            self.ignored = {conf: value for conf, value in said.items() if str(value).lower() != WHOLE_READS[conf]}
+            confs = {conf: theirs.conf.get(conf, whole) for conf, whole in WHOLE_READS.items()}
+            self.ignored = {conf: value for conf, value in confs.items() if str(value).lower() != WHOLE_READS[conf]}
             self._sessions = (theirs, ours)
         return self._sessions[1]
 

@@ -139,11 +139,11 @@ def recheck(call: BatchCall, plan: Plan, merged: Merged) -> tuple[Plan, Merged]:
             return None
         return tombstones.late_hits(merged.hits)
 
-    plan, found = with_tombstones(call, plan, late)
-    if found is not None and found.refused:
-        merged = _repaired(call, plan, found, merged)
-    if found is not None and merged.report.already_applied:
-        merged = replace(merged, hits=found)
+    plan, hits = with_tombstones(call, plan, late)
+    if hits is not None and hits.refused:
+        merged = _repaired(call, plan, hits, merged)
+    if hits is not None and merged.report.already_applied:
+        merged = replace(merged, hits=hits)
     return plan, merged
 
 
@@ -219,8 +219,8 @@ def tidy_of(call: BatchCall, plan: Plan) -> Callable[[], Tidied] | None:
 
 
 def _is_recorded(call: BatchCall) -> bool:
-    found = call.tables.target.snapshot()
-    return found is not None and call.tags.is_recorded(found)
+    target = call.tables.target.snapshot()
+    return target is not None and call.tags.is_recorded(target)
 
 
 def record_first(call: BatchCall, *, since: int) -> int | None:

@@ -14,10 +14,10 @@ def landed(commits: Commits, tag: CommitTag, *, since: int) -> MergeReport | Non
 
     `already_applied` when only the transaction id shows the batch: a twin of this call committed it.
     """
-    found = commits.find()
-    if found is None:
+    target = commits.find()
+    if target is None:
         return None
-    for commit in commits.history(newer_than=since, up_to=found.version):
+    for commit in commits.history(newer_than=since, up_to=target.version):
         if commit.user_metadata is not None and tag.token in commit.user_metadata:
             return MergeReport(
                 inserted=commit.metrics.get("numTargetRowsInserted", 0),
@@ -26,7 +26,7 @@ def landed(commits: Commits, tag: CommitTag, *, since: int) -> MergeReport | Non
                 version=commit.version,
                 metrics=commit.metrics,
             )
-    if is_applied(found.transaction, tag.app_id, tag.batch_id):
+    if is_applied(target.transaction, tag.app_id, tag.batch_id):
         return MergeReport(already_applied=True)
     return None
 

@@ -38,19 +38,19 @@ class CommitTags:
     tokens: list[str] = field(default_factory=list)
     """Of all tags so far."""
 
-    def is_recorded(self, found: TableSnapshot) -> bool:
+    def is_recorded(self, target: TableSnapshot) -> bool:
         """Whether the target's transaction id shows the batch."""
-        return is_applied(found.transaction, self.caller.app_id("target"), self.batch_id)
+        return is_applied(target.transaction, self.caller.app_id("target"), self.batch_id)
 
-    def recorded_id(self, found: TableSnapshot) -> int | None:
+    def recorded_id(self, target: TableSnapshot) -> int | None:
         """Newest batch id that the target's transaction id shows."""
         app_id = self.caller.app_id("target")
-        return None if app_id is None else found.transaction(app_id)
+        return None if app_id is None else target.transaction(app_id)
 
-    def is_first(self, found: TableSnapshot) -> bool:
+    def is_first(self, target: TableSnapshot) -> bool:
         """Whether the batch is a streaming query's and the target has no transaction id of the query yet."""
         is_named = self.caller.app_id("target") is not None
-        return self.caller.checkpoint is not None and is_named and self.recorded_id(found) is None
+        return self.caller.checkpoint is not None and is_named and self.recorded_id(target) is None
 
     def tag(self, role: names.Role, *, engine: str, plan: str, so_far: Mapping[str, Any] | None = None) -> CommitTag:
         """The tag of a commit to the target, with a token that no other attempt has; `so_far` goes into the history."""

@@ -84,30 +84,30 @@ def replan(call: BatchCall, plan: Plan, *, is_retry: bool) -> Plan:
     spec, job = call.spec, plan.job
     if not is_retry and job.layout.is_indifferent_to_columns and plan.execution.in_driver:
         return plan  # the driver checks for itself whether the table is the same
-    found = call.tables.target.snapshot()
-    if found is None:
+    target = call.tables.target.snapshot()
+    if target is None:
         return plan
-    expect_not_replaced(job.target.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
-    if found.has_columns_of(job.target):
+    expect_not_replaced(job.target.table_id, target.table_id, target=spec.target, batch_id=call.batch_id)
+    if target.has_columns_of(job.target):
         return plan
-    layout = call.layouts.plan(plan.source, found)
-    fitness.check_target(call.session, found, spec, layout)
+    layout = call.layouts.plan(plan.source, target)
+    fitness.check_target(call.session, target, spec, layout)
     properties = spark_table.target_properties(spec, layout)
-    prepared = spark_table.prepared(call.session, spec.target, found, layout, properties)
-    if prepared is not found:
-        found = call.tables.target.snapshot() or prepared
-        expect_not_replaced(job.target.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
-    held = {column.name: column.dtype for column in job.layout.stored}
-    grown = [c.name for c in layout.stored if c.lacks_fields and c.dtype != held.get(c.name, c.dtype)]
+    prepared = spark_table.prepared(call.session, spec.target, target, layout, properties)
+    if prepared is not target:
+        target = call.tables.target.snapshot() or prepared
+        expect_not_replaced(job.target.table_id, target.table_id, target=spec.target, batch_id=call.batch_id)
+    before = {column.name: column.dtype for column in job.layout.stored}
+    grown = [c.name for c in layout.stored if c.lacks_fields and c.dtype != before.get(c.name, c.dtype)]
     if grown and not KEEPS_NULL_STRUCTS:
         msg = (
             f"[TARGET_SCHEMA_CHANGED] column(s) {grown!r} of {spec.target!r} got new fields while batch"
             f" {call.batch_id} was merged; nothing was committed, restart the query"
         )
         raise MergeFailedError(msg, target=spec.target, batch_id=call.batch_id)
-    tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=found.version)
+    tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=target.version)
     plan.execution.release()
-    job = replace(job, layout=job.layout.onto(layout), target=found)
+    job = replace(job, layout=job.layout.onto(layout), target=target)
     return _started(call, job, choose.start(job, choose.prefer(job)), plan.source)
 
 
@@ -137,7 +137,7 @@ def with_tombstones(call: BatchCall, plan: Plan, action: Callable[[Tombstones[An
             msg = f"[MERGE_FAILED] tombstones of {spec.target!r} cannot be read or written: {reason(err)}"
             raise MergeFailedError(msg, target=spec.target, batch_id=batch_id) from err
     # The driver checks for itself whether the table is the same; Spark does not.
-    found = call.tables.target.snapshot()
-    if found is not None:
-        expect_not_replaced(plan.job.target.table_id, found.table_id, target=spec.target, batch_id=batch_id)
+    target = call.tables.target.snapshot()
+    if target is not None:
+        expect_not_replaced(plan.job.target.table_id, target.table_id, target=spec.target, batch_id=batch_id)
     return other, None if other.execution.tombstones is None else action(other.execution.tombstones)

@@ -70,8 +70,8 @@ def may_hold(batch_df: DataFrame, batch_id: int, spec: MergeSpec, tables: Tables
     """Whether the target holds the batch, or nobody can say."""
     app_id = caller(batch_df, spec).app_id("target")
     try:
-        found = tables.target.snapshot()
-        return found is not None and is_applied(found.transaction, app_id, batch_id)
+        target = tables.target.snapshot()
+        return target is not None and is_applied(target.transaction, app_id, batch_id)
     except ConfigError:
         return False  # what is there is no Delta table
     except Exception:

@@ -43,22 +43,22 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
     """Check everything that can be checked before the first event is read; nothing is written."""
     spec, session = call.spec, call.session
     with call.clock.phase("plan"):
-        found = call.tables.target.snapshot()
-        call.last_commit.expect(session, found, call.delivery)
-        applied = _is_applied(call, found)
-        if applied and found is not None:
+        target = call.tables.target.snapshot()
+        call.last_commit.expect(session, target, call.delivery)
+        applied = _is_applied(call, target)
+        if applied and target is not None:
             call.retrying.landed = True
-        layout = call.layouts.plan(source, found)
-        fitness.check_target(session, found, spec, layout)
+        layout = call.layouts.plan(source, target)
+        fitness.check_target(session, target, spec, layout)
         check_quarantine(call)
-        if found is not None:
-            location.expect_here(session, spec, call.tables, found)
-        if call.is_first and spec.tombstones and found is not None:
+        if target is not None:
+            location.expect_here(session, spec, call.tables, target)
+        if call.is_first and spec.tombstones and target is not None:
             # Before the first write: whether the remembered deletes are in a format that this version reads.
-            own_log(found.table_id, call.tables.tombstones.snapshot())
-    if applied and found is not None:
-        return Applied(layout=layout, target=found)
-    return Prepared(layout=layout, target=found)
+            own_log(target.table_id, call.tables.tombstones.snapshot())
+    if applied and target is not None:
+        return Applied(layout=layout, target=target)
+    return Prepared(layout=layout, target=target)
 
 
 def check_quarantine(call: BatchCall) -> None:
@@ -67,14 +67,14 @@ def check_quarantine(call: BatchCall) -> None:
         quarantine.check(call.session, call.spec.quarantine_table)
 
 
-def _is_applied(call: BatchCall, found: TableSnapshot | None) -> bool:
+def _is_applied(call: BatchCall, target: TableSnapshot | None) -> bool:
     if call.delivery is not None:
-        return call.delivery.is_applied(found, call.batch_id, call.history)
-    if found is not None and call.spec.is_whole:
-        validation.expect_newest(found, call.spec, app_id=call.caller.app_id("target"), batch_id=call.batch_id)
-    if found is None or not call.tags.is_recorded(found):
+        return call.delivery.is_applied(target, call.batch_id, call.history)
+    if target is not None and call.spec.is_whole:
+        validation.expect_newest(target, call.spec, app_id=call.caller.app_id("target"), batch_id=call.batch_id)
+    if target is None or not call.tags.is_recorded(target):
         return False
-    recorded = call.tags.recorded_id(found)
+    recorded = call.tags.recorded_id(target)
     if recorded is not None and recorded > call.batch_id:  # a script that begins again, or events that nobody has
         tell(log.warning, "batch_id_below_recorded", target=call.spec.label, batch_id=call.batch_id, recorded=recorded)
     return True
@@ -100,8 +100,8 @@ def _remembers_deletes(call: BatchCall, target: TableSnapshot) -> bool:
     if not call.spec.tombstones:
         return False
     with call.clock.phase("tombstones"):
-        found = own_log(target.table_id, call.tables.tombstones.snapshot())
-    return found is not None and found.files != 0
+        table = own_log(target.table_id, call.tables.tombstones.snapshot())
+    return table is not None and table.files != 0
 
 
 def keep_state(call: BatchCall, source: DataFrame) -> None:
@@ -161,15 +161,15 @@ def _evaluated_in_driver(
     """The batch in the driver, or None where it should not or could not go there; then nothing of it is kept."""
     spec, at_hand = call.spec, call.intake.at_hand
     if at_hand is not None and is_for_driver(spec, call.tables, target, layout):
-        found = evaluate_at_hand(source, at_hand, layout)
-        if found is not None:
-            return found
+        batch = evaluate_at_hand(source, at_hand, layout)
+        if batch is not None:
+            return batch
     if not fits_the_driver(source, spec, call.tables, call.costs, layout=layout, target=target):
         return None
-    found = evaluate_in_driver(source, layout)
-    if found is None:
+    batch = evaluate_in_driver(source, layout)
+    if batch is None:
         tell(log.warning, "batch_too_large_for_the_driver", target=spec.label, batch_id=call.batch_id)
-    return found
+    return batch
 
 
 def refuse(call: BatchCall, batch: Batch, prepared: Prepared) -> None:
@@ -192,17 +192,17 @@ def refuse(call: BatchCall, batch: Batch, prepared: Prepared) -> None:
 
 def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch: Batch) -> Ready:
     """Create a missing target, or give an existing one what the sink needs on it."""
-    spec, session, layout, found = call.spec, call.session, prepared.layout, prepared.target
+    spec, session, layout, target = call.spec, call.session, prepared.layout, prepared.target
     properties = spark_table.target_properties(spec, layout)
     inside_at: int | None = None
     with call.clock.phase("plan"):
-        is_prepared = found is not None and spark_table.is_prepared(found, spec.target, layout, properties)
+        is_prepared = target is not None and spark_table.is_prepared(target, spec.target, layout, properties)
         properties |= location.recorded(
-            session, spec, call.tables, found, deletes=batch.deletes > 0, is_prepared=is_prepared
+            session, spec, call.tables, target, deletes=batch.deletes > 0, is_prepared=is_prepared
         )
-        if found is None:
+        if target is None:
             _register_writer(call)
-            found = spark_table.create(
+            target = spark_table.create(
                 session,
                 spec.target,
                 layout.target_fields,
@@ -210,21 +210,21 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
                 partition_by=spec.partition_by,
                 cluster_by=spec.cluster_by,
             )
-            layout = _same_layout(call, source, layout, found)
-        elif spec.is_whole and not spark_table.is_prepared(found, spec.target, layout, properties):
+            layout = _same_layout(call, source, layout, target)
+        elif spec.is_whole and not spark_table.is_prepared(target, spec.target, layout, properties):
             # What speaks against the copy has to be said before its table gets so much as a property.
-            Beside(session, spec, layout, batch, batch_id=call.batch_id, version=found.version).expect_allowed()
+            Beside(session, spec, layout, batch, batch_id=call.batch_id, version=target.version).expect_allowed()
         elif spec.target_filter is not None:
-            pruning = Pruning(session, spec, layout, batch, found)
-            pruning.expect_inside(found.version, batch_id=call.batch_id)
-            inside_at = found.version
+            pruning = Pruning(session, spec, layout, batch, target)
+            pruning.expect_inside(target.version, batch_id=call.batch_id)
+            inside_at = target.version
         _register_writer(call)
-        before = found
-        found = spark_table.prepared(session, spec.target, found, layout, properties)
-        if found is not before:  # delta-rs, too, has to see what has become of the table
-            found = call.tables.target.snapshot() or found
-            expect_not_replaced(before.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
-    return Ready(layout=layout, target=found, batch=batch, source=source, inside_at=inside_at)
+        before = target
+        target = spark_table.prepared(session, spec.target, target, layout, properties)
+        if target is not before:  # delta-rs, too, has to see what has become of the table
+            target = call.tables.target.snapshot() or target
+            expect_not_replaced(before.table_id, target.table_id, target=spec.target, batch_id=call.batch_id)
+    return Ready(layout=layout, target=target, batch=batch, source=source, inside_at=inside_at)
 
 
 def _register_writer(call: BatchCall) -> None:
@@ -255,11 +255,11 @@ def _read_as(layout: Layout) -> tuple[Any, ...]:
 
 def quarantine_undecodable(call: BatchCall) -> None:
     """Write what never became an event to the quarantine table, once per batch."""
-    found = call.intake.undecodable
-    if found is None:
+    undecodable = call.intake.undecodable
+    if undecodable is None:
         return
     with call.clock.phase("quarantine"):
-        rows = in_session(found.rows, call.session)
+        rows = in_session(undecodable.rows, call.session)
         quarantine.write_undecodable(rows, call.spec.quarantine_table, commit=call.tags.undecodable())
 
 
@@ -300,11 +300,11 @@ def fill_new_columns(call: BatchCall, ready: Ready) -> Ready:
         return ready
     with call.clock.phase("merge"):
         report = commit.fill_columns(call, values, since=target.version)
-        found = call.tables.target.snapshot() or target
-        expect_not_replaced(target.table_id, found.table_id, target=call.spec.target, batch_id=call.batch_id)
-        layout = layout.onto(call.layouts.plan(ready.source, found))
+        now = call.tables.target.snapshot() or target
+        expect_not_replaced(target.table_id, now.table_id, target=call.spec.target, batch_id=call.batch_id)
+        layout = layout.onto(call.layouts.plan(ready.source, now))
     tell(log.info, "new_columns_filled", target=call.spec.label, columns=sorted(values), rows=report.updated)
-    return replace(ready, layout=layout, target=found, inside_at=None)
+    return replace(ready, layout=layout, target=now, inside_at=None)
 
 
 def remember_deletes(call: BatchCall, plan: Plan, ready: Ready) -> Plan:
@@ -369,5 +369,5 @@ def _is_newest_recorded(call: BatchCall) -> bool:
     Below a later one nobody knows whether its upserts were merged, also while it was under way (`replay_claims`). A
     tombstone that is left does no harm; one that is forgotten lets an older upsert revive its key.
     """
-    found = call.tables.target.snapshot()
-    return found is not None and call.tags.recorded_id(found) == call.batch_id
+    target = call.tables.target.snapshot()
+    return target is not None and call.tags.recorded_id(target) == call.batch_id

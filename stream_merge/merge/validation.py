@@ -87,9 +87,9 @@ def refuse_undecodable(batch: Batch, spec: MergeSpec, most: MostUndecodable, *, 
     raise most.error(undecodable, batch.received, target=spec.target, batch_id=batch_id, example=example)
 
 
-def expect_newest(found: TableSnapshot, spec: MergeSpec, *, app_id: str | None, batch_id: int) -> None:
+def expect_newest(target: TableSnapshot, spec: MergeSpec, *, app_id: str | None, batch_id: int) -> None:
     """Stop for a full copy of the table that is older than the last one merged."""
-    recorded = None if app_id is None else found.transaction(app_id)
+    recorded = None if app_id is None else target.transaction(app_id)
     if recorded is not None and recorded > batch_id:
         msg = (
             f"[FULL_COPY_OUT_OF_ORDER] snapshot {batch_id} for {spec.target!r} is older than {recorded}, the last one"

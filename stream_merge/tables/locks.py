@@ -141,11 +141,11 @@ class _Present:
         """Processes that write to the table and have not been named here before."""
         if self._file is None:
             self._enter()
-        found = [] if self._job in _ours else [holder_of(self._job)]
+        holders = [] if self._job in _ours else [holder_of(self._job)]
         added = set(os.listdir(self._folder)) - self._looked_at
         self._looked_at |= added
-        found += [holder_of(self._folder / name, remove=True) for name in added]
-        new = dict.fromkeys(name for name in found if name is not None and name not in self._known)
+        holders += [holder_of(self._folder / name, remove=True) for name in added]
+        new = dict.fromkeys(name for name in holders if name is not None and name not in self._known)
         self._known.update(new)
         return list(new)
 

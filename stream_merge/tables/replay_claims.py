@@ -149,12 +149,12 @@ class Claims:
 
     def _claimed(self) -> int | None:
         """When the last claim was made, in microseconds, if it has not ended."""
-        found = self._recorded()
-        return None if found is None or found % 2 else found
+        recorded = self._recorded()
+        return None if recorded is None or recorded % 2 else recorded
 
     def _recorded(self) -> int | None:
-        found = spark_table.find(self.session, self.table)
-        return None if found is None else found.transaction(self._app_id)
+        quarantine = spark_table.find(self.session, self.table)
+        return None if quarantine is None else quarantine.transaction(self._app_id)
 
     @property
     def _app_id(self) -> str:
@@ -163,13 +163,13 @@ class Claims:
 
     def _fate(self, at: int) -> _Fate:
         """The fate of the merge of a replay, by its id in the target; where that was taken from it, by the history."""
-        found = spark_table.find(self.session, self.target)
-        recorded = None if found is None else found.transaction(_target_id(at))
-        if found is None or recorded is None:
+        target = spark_table.find(self.session, self.target)
+        recorded = None if target is None else target.transaction(_target_id(at))
+        if target is None or recorded is None:
             return _Fate.OPEN
         if recorded in (_BATCH, _LANDED):
             return _Fate.LANDED
-        for commit in newest_first(found.version, spark_table.history_of(self.session, self.target)):
+        for commit in newest_first(target.version, spark_table.history_of(self.session, self.target)):
             ours = commit.ours or {}
             if (ours.get("identity"), ours.get("role")) == (_replay_id(at), "target"):
                 return _Fate.LANDED_BEFORE_FENCE

@@ -90,13 +90,13 @@ def conflict_class(error: BaseException) -> str | None:
     current: BaseException | None = error
     while current is not None and current not in seen:
         seen.append(current)
-        found = _of_one(type(current).__name__, str(current).split("\n", 1)[0])
-        if found:
-            return found
+        conflict = _of_one(type(current).__name__, str(current).split("\n", 1)[0])
+        if conflict:
+            return conflict
         for class_name, message in java_causes(current):
-            found = _of_one(class_name.rsplit(".", 1)[-1], message.split("\n", 1)[0])
-            if found:
-                return found
+            conflict = _of_one(class_name.rsplit(".", 1)[-1], message.split("\n", 1)[0])
+            if conflict:
+                return conflict
         current = current.__cause__
     return None
 
@@ -105,7 +105,7 @@ def _of_one(class_name: str, first_line: str) -> str | None:
     if class_name in VERDICTS:
         return class_name
     if class_name == _NATIVE_LOST_COMMIT:
-        return next((found for pattern, found in _BY_TEXT if pattern.search(first_line)), None)
+        return next((conflict for pattern, conflict in _BY_TEXT if pattern.search(first_line)), None)
     code = _CODE.search(first_line)
     return _BY_CODE.get(code.group(1)) if code else None
 
@@ -160,15 +160,15 @@ def conflict(
     error: BaseException, *, target: str, batch_id: int | None, remedy: str = _NOTHING_WRITTEN
 ) -> CommitConflictError | None:
     """Our error for a lost commit, or None for any other error."""
-    found = conflict_class(error)
-    if found is None:
+    lost = conflict_class(error)
+    if lost is None:
         return None
     where = "" if batch_id is None else f" for batch {batch_id}"
     msg = (
-        f"[COMMIT_CONFLICT] a commit to {target!r}{where} lost against another writer ({found}); {remedy}, or raise"
+        f"[COMMIT_CONFLICT] a commit to {target!r}{where} lost against another writer ({lost}); {remedy}, or raise"
         " attempts or budget of the retry policy"
     )
-    return CommitConflictError(msg, conflict=found, target=target, batch_id=batch_id)
+    return CommitConflictError(msg, conflict=lost, target=target, batch_id=batch_id)
 
 
 def _warn(state: RetryCallState) -> None:

@@ -61,18 +61,18 @@ def newest(session: SparkSession, target: TableRef) -> Any:
     """Delta's own snapshot of a table that is there, freshly loaded."""
     if target.path is not None:
         return delta.newest(session, delta_table(session, target))
-    found = catalog.entry(session, target)
-    if found is None:
+    entry = catalog.entry(session, target)
+    if entry is None:
         msg = f"[TABLE_NOT_FOUND] the catalog no longer has table {target!r}; restore the table"
         raise ConfigError(msg, target=target)
-    return found.newest()
+    return entry.newest()
 
 
 def find(session: SparkSession, target: TableRef) -> TableSnapshot | None:
     """The table's newest snapshot, or None when nothing is there; refuses what is not a Delta table."""
     if target.path is None:
-        found = catalog.entry(session, target)
-        return None if found is None else delta.snapshot(session, found.newest())
+        entry = catalog.entry(session, target)
+        return None if entry is None else delta.snapshot(session, entry.newest())
     try:
         return delta.snapshot(session, newest(session, target))
     except AnalysisException:
@@ -97,11 +97,11 @@ def rows(session: SparkSession, target: TableRef, *, version: int | None = None)
     reader = session.read.format("delta")
     if version is not None:
         reader = reader.option("versionAsOf", version)
-    found = reader.load(target.path) if target.path is not None else reader.table(target)
-    if version is not None or not (found.storageLevel.useMemory or found.storageLevel.useDisk):
-        return found
+    rows_now = reader.load(target.path) if target.path is not None else reader.table(target)
+    if version is not None or not (rows_now.storageLevel.useMemory or rows_now.storageLevel.useDisk):
+        return rows_now
     newest = find(session, target)
-    return found if newest is None else rows(session, target, version=newest.version)
+    return rows_now if newest is None else rows(session, target, version=newest.version)
 
 
 def refresh_cached(session: SparkSession, target: TableRef) -> None:
@@ -118,8 +118,8 @@ def location(session: SparkSession, target: TableRef) -> TableRef:
     """Where a target lies, however it is spelled; of a catalog table that is not there yet, its name."""
     if target.path is not None:
         return TableRef(qualified_path(session, target.path))
-    found = catalog.entry(session, target)
-    return target if found is None else TableRef(found.location)
+    entry = catalog.entry(session, target)
+    return target if entry is None else TableRef(entry.location)
 
 
 def named_location(session: SparkSession, target: TableRef) -> str | None:
@@ -174,10 +174,10 @@ def create_plain(
         except (FileExistsError, Py4JJavaError) as err:  # Spark finds out what is there, or what is wrong
             tell(log.info, "table_left_to_spark", table=target, error=reason(err))
         else:
-            found = find(session, target)
-            if found is not None:
+            created = find(session, target)
+            if created is not None:
                 tell(log.info, "table_created", table=target)
-                return found
+                return created
     return create(session, target, fields, properties=properties)
 
 
@@ -194,9 +194,9 @@ def _created(session: SparkSession, target: TableRef, builder: DeltaTableBuilder
         try:
             builder.execute()
         except Exception as err:
-            found = find(session, target)
-            if found is not None:
-                return found
+            table = find(session, target)
+            if table is not None:
+                return table
             if not left or not any(code in str(err) for code in _BEING_CREATED):
                 msg = f"[WRITE_FAILED] table {target!r} cannot be created: {reason(err)}"
                 if target.path is None and "NON_EMPTY_LOCATION" in str(err):
@@ -296,24 +296,24 @@ def recorded_properties(layout: Layout) -> dict[str, str]:
     }
 
 
-def lacks_reserved(found: TableSnapshot, layout: Layout) -> bool:
+def lacks_reserved(table: TableSnapshot, layout: Layout) -> bool:
     """Whether the reserved column for the sequence is wanted and not there."""
-    return layout.sequence_columns is None and names.SEQUENCE_COLUMN not in found.schema.names
+    return layout.sequence_columns is None and names.SEQUENCE_COLUMN not in table.schema.names
 
 
-def is_prepared(found: TableSnapshot, target: TableRef, layout: Layout, properties: Mapping[str, str]) -> bool:
+def is_prepared(table: TableSnapshot, target: TableRef, layout: Layout, properties: Mapping[str, str]) -> bool:
     """Whether an existing table lacks nothing that `prepared` would give it."""
-    return not _missing(target, found, layout, properties)
+    return not _missing(target, table, layout, properties)
 
 
 def prepared(
-    session: SparkSession, target: TableRef, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]
+    session: SparkSession, target: TableRef, table: TableSnapshot, layout: Layout, properties: Mapping[str, str]
 ) -> TableSnapshot:
     """Give an existing table the reserved column, properties and wider types that it lacks; often there are none."""
     for left in reversed(range(_PREPARE_TRIES)):
-        statements = _missing(target, found, layout, properties)
+        statements = _missing(target, table, layout, properties)
         if not statements:
-            return found
+            return table
         try:
             for statement in statements:
                 with holding(session, {_TIMESTAMP_TYPE_CONF: "TIMESTAMP_LTZ"}):
@@ -325,29 +325,29 @@ def prepared(
             if not left:
                 msg = f"[WRITE_FAILED] table {target!r} cannot be prepared: {reason(err)}"
                 raise ConfigError(msg, target=target) from err
-        found = find(session, target) or found
-    return found
+        table = find(session, target) or table
+    return table
 
 
-def _missing(target: TableRef, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]) -> list[str]:
+def _missing(target: TableRef, table: TableSnapshot, layout: Layout, properties: Mapping[str, str]) -> list[str]:
     identifier = target.sql
     statements: list[str] = []
     # Before the property that says there is one: where it is missing later, somebody has taken it away.
-    if lacks_reserved(found, layout):
+    if lacks_reserved(table, layout):
         column = to_ddl(StructType([StructField(names.SEQUENCE_COLUMN, layout.sequence_type)]))
         statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({column})")
-    added = [field for field in layout.beside if field.name not in found.schema.names]
+    added = [field for field in layout.beside if field.name not in table.schema.names]
     if added:
         statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({to_ddl(StructType(added))})")
     absent = {
         key: value
         for key, value in properties.items()
-        if key not in found.properties or (key.startswith(_KEPT_TO) and found.properties[key] != value)
+        if key not in table.properties or (key.startswith(_KEPT_TO) and table.properties[key] != value)
     }
     if absent:
         statements.append(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(absent)})")
-    pending = widening.pending(layout.type_changes, found.schema)
-    return [*statements, *widening.statements(target, pending, found.properties)]
+    pending = widening.pending(layout.type_changes, table.schema)
+    return [*statements, *widening.statements(target, pending, table.properties)]
 
 
 _MEANWHILE = 100

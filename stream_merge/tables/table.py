@@ -118,15 +118,15 @@ class DriverAccess:
             raise ConfigError(msg) from err
         self._conditional.add(bucket)
 
-    def expect_same_store(self, ref: TableRef, found: LogHandle) -> None:
+    def expect_same_store(self, ref: TableRef, handle: LogHandle) -> None:
         """Stop where Spark reads another table: environment variables or options may lead to another object store.
 
         Cost: nothing on a local disk; else Spark reads the log, once for each handle.
         """
-        if locations.local_path(found.location) is not None:
+        if locations.local_path(handle.location) is not None:
             return
         theirs = spark_table.find(self._session, ref)
-        ours = found.snapshot().table_id
+        ours = handle.snapshot().table_id
         if theirs is None or theirs.table_id != ours:
             there = "no table" if theirs is None else f"the one with Delta table id {theirs.table_id}"
             msg = (
@@ -134,7 +134,7 @@ class DriverAccess:
                 " make storage_options, AWS_* and AZURE_* in the environment match Spark's settings"
             )
             raise ConfigError(msg, target=ref)
-        self._same_store.add(_bucket(found.location))
+        self._same_store.add(_bucket(handle.location))
 
     def sees_as_spark(self, location: str) -> bool:
         """Whether what the driver does not find at a location is not there for Spark, either."""
@@ -170,16 +170,16 @@ class Table:
             entry = self._catalog_entry()
             return self.ref if entry is None else TableRef(entry.location)
         if self._location is None:
-            found = spark_table.location(self._session, self.ref)
-            places.expect_scheme(self.ref, found)
-            self._location = found
+            location = spark_table.location(self._session, self.ref)
+            places.expect_scheme(self.ref, location)
+            self._location = location
         return self._location
 
     @property
     def location_to_be(self) -> TableRef:
         """The location, also of a table that does not exist yet; its full name where the catalog chooses."""
-        found = self.location
-        return TableRef(catalog.place_to_be(self._session, found)) if found.path is None else found
+        location = self.location
+        return TableRef(catalog.place_to_be(self._session, location)) if location.path is None else location
 
     @property
     def known_location(self) -> str | None:
@@ -279,39 +279,39 @@ class Table:
 
     def _up_to_date(self, location: str) -> LogHandle | None:
         """The handle at a location; one of another location is given up."""
-        kept, self._handle = self._handle, None
-        found = self._opened(kept, location)
-        if found is None:
+        before, self._handle = self._handle, None
+        handle = self._opened(before, location)
+        if handle is None:
             self._is_current = True
             return None
-        self._access.expect_conditional_writes(found.location)
-        found.snapshot()  # reads the log's file list, too
+        self._access.expect_conditional_writes(handle.location)
+        handle.snapshot()  # reads the log's file list, too
         session = self._session
-        if found is not kept:
-            found.scratch = places.scratch(session)
-        found.checkpoint_by_spark = partial(write_checkpoint, session, found.location)
+        if handle is not before:
+            handle.scratch = places.scratch(session)
+        handle.checkpoint_by_spark = partial(write_checkpoint, session, handle.location)
         if locations.local_path(location) is not None:  # object stores exclude, or the sink is the only writer
-            found.lock = partial(commit_lock, session, found.location)
+            handle.lock = partial(commit_lock, session, handle.location)
         else:
-            found.put = partial(put_commit, session, found.location)
-        self._handle, self._is_current = found, True
-        return found
+            handle.put = partial(put_commit, session, handle.location)
+        self._handle, self._is_current = handle, True
+        return handle
 
     def _read_only(self, location: str) -> LogHandle | None:
         if locations.local_path(location) is None and self._access.options(location) is None:
             return None
         return self._opened(None, location)
 
-    def _opened(self, kept: LogHandle | None, location: str) -> LogHandle | None:
+    def _opened(self, before: LogHandle | None, location: str) -> LogHandle | None:
         local = locations.local_path(location)
         at, options = location if local is None else str(local), self._access.options(location)
-        if kept is not None and kept.is_at(at, options):
-            (kept.follow if self._is_current else kept.refresh)()
-            return kept
-        found = open_table(at, options)
-        if found is not None:
-            self._access.expect_same_store(self.ref, found)
-        return found
+        if before is not None and before.is_at(at, options):
+            (before.follow if self._is_current else before.refresh)()
+            return before
+        handle = open_table(at, options)
+        if handle is not None:
+            self._access.expect_same_store(self.ref, handle)
+        return handle
 
 
 def _bucket(location: str) -> str:

@@ -93,7 +93,7 @@ class Commit:
     @property
     def fates(self) -> dict[str, int]:
         """Events of the batch by fate; of older commits changed rows alone. A later re-check is not in them."""
-        metrics, said = self.record.metrics, self._ours.get("events")
+        metrics, events = self.record.metrics, self._ours.get("events")
         known = {
             "inserted": metrics.get("numTargetRowsInserted", 0),
             **{
@@ -101,9 +101,9 @@ class Commit:
                 for fate, what in (("updated", "Updated"), ("deleted", "Deleted"))
             },
         }
-        if said is not None:
-            known |= {fate: int(said[fate]) for fate in ("quarantined", "collapsed", "stale")}
-            known["unaffected"] = max(0, int(said["received"]) - sum(known.values()))
+        if events is not None:
+            known |= {fate: int(events[fate]) for fate in ("quarantined", "collapsed", "stale")}
+            known["unaffected"] = max(0, int(events["received"]) - sum(known.values()))
         return {fate: known.get(fate, 0) for fate in FATES}
 
     @property
@@ -179,7 +179,7 @@ def table_history(target: str, *, last: int = 1000, storage_options: Mapping[str
 
 def _commits(table: LogHandle, after: Files, last: int) -> tuple[Commit, ...]:
     """The newest commits, oldest first; each version's files follow from those of the version after it."""
-    found: list[Commit] = []
+    newest: list[Commit] = []
     with ThreadPoolExecutor(AT_ONCE) as threads:
         versions = range(table.version, max(-1, table.version - last), -1)
         commits = threads.map(lambda version: _commit(table, version), versions)
@@ -187,9 +187,9 @@ def _commits(table: LogHandle, after: Files, last: int) -> tuple[Commit, ...]:
             if commit is None:  # the log is tidied up to here
                 threads.shutdown(cancel_futures=True)
                 break
-            found.append(replace(commit, after=after))
+            newest.append(replace(commit, after=after))
             after = after.minus(commit.changed)
-    return tuple(reversed(found))
+    return tuple(reversed(newest))
 
 
 def _commit(table: LogHandle, version: int) -> Commit | None:
@@ -217,7 +217,7 @@ def _quarantined(
     oldest = commits[0]  # events of the batch that makes the table are in quarantine before
     since = None if oldest.record.version == 0 else oldest.at
     try:
-        found = beside.query(
+        rows = beside.query(
             "SELECT reason, recorded_at, count(*) AS events"
             " FROM (SELECT unnest(reasons) AS reason, recorded_at FROM log)"
             " GROUP BY reason, recorded_at ORDER BY recorded_at, reason"
@@ -225,6 +225,6 @@ def _quarantined(
     except Exception as err:
         msg = f"[NEEDS_SPARK] the quarantine of {target!r} cannot be read without Spark: {err}; read it in Spark"
         raise ConfigError(msg, target=target) from err
-    for row in found.to_pylist():
+    for row in rows.to_pylist():
         if since is None or row["recorded_at"] >= since:
             yield Quarantined(at=row["recorded_at"], reason=row["reason"], events=row["events"])

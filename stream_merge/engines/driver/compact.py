@@ -38,16 +38,16 @@ def compact(handle: LogHandle, memory_bytes: int | None = None) -> Tidied:
     started = time.perf_counter()
     try:
         with closing(Promise(memory_bytes)) as promise:
-            found = _compacted(handle, promise)
+            tidied = _compacted(handle, promise)
     except commit.ConcurrentWriteException:
-        found = Tidied(maintenance=MaintenanceRun(outcome="lost", detail="another writer was faster"))
+        tidied = Tidied(maintenance=MaintenanceRun(outcome="lost", detail="another writer was faster"))
     except Exception as err:
-        found = Tidied(maintenance=MaintenanceRun(outcome="failed", detail=reason(err)))
-    if (done := found.maintenance) is not None:
+        tidied = Tidied(maintenance=MaintenanceRun(outcome="failed", detail=reason(err)))
+    if (done := tidied.maintenance) is not None:
         say = log.warning if done.outcome == "failed" else log.info
         taken = round(time.perf_counter() - started, 3)
         tell(say, "files_compacted", table=handle.location, outcome=done.outcome, detail=done.detail, seconds=taken)
-    return found
+    return tidied
 
 
 def _compacted(handle: LogHandle, promise: Promise) -> Tidied:
@@ -105,7 +105,7 @@ def _affordable(table: TableFiles, files: Sequence[Touched], promise: Promise) -
 
 def _rows(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched], promise: Promise) -> Sequence[pa.Table]:
     """The live rows of the files, one after the other, of as many as there turns out to be memory for."""
-    found: list[pa.Table] = []
+    tables: list[pa.Table] = []
     total = 0
     for one in files:
         before, parts = total, []
@@ -116,9 +116,9 @@ def _rows(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched], 
             total += part.nbytes
             table.expands(one, total - before)
             if promise.cover(BASE_BYTES + _COPIES * total) is not None:
-                return found
-        found.append(pa.concat_tables(parts))
-    return found
+                return tables
+        tables.append(pa.concat_tables(parts))
+    return tables
 
 
 def _encoded_bytes(one: Touched) -> float:

@@ -130,11 +130,11 @@ def _answers(condition: Condition, pairs: _Pairs) -> pa.BooleanArray:  # noqa: P
 
 def _joined(conditions: Iterable[Condition], pairs: _Pairs, *, until: bool) -> pa.BooleanArray:
     """FALSE from the first that does not hold on (And), or TRUE from the first that does (Or)."""
-    found = pairs.all(not until)
+    answers = pairs.all(not until)
     for one in conditions:
-        is_open = pc.invert(found) if until else found
-        found = pc.replace_with_mask(found, is_open, _answers(one, pairs.among(is_open)))
-    return found
+        is_open = pc.invert(answers) if until else answers
+        answers = pc.replace_with_mask(answers, is_open, _answers(one, pairs.among(is_open)))
+    return answers
 
 
 def _newer(pairs: _Pairs) -> pa.BooleanArray:
@@ -184,10 +184,10 @@ def _greater(event: pa.ChunkedArray, row: pa.ChunkedArray) -> Any:
     """Whether the event's value is greater than the row's, where NULL is the least."""
     if not is_flat(event.type):
         return pa.array(map(operator.gt, orderable(event), orderable(row)), pa.bool_())
-    found = pc.greater(event, row)
+    greater = pc.greater(event, row)
     if pa.types.is_floating(event.type):
-        found = pc.or_(found, pc.and_not(pc.is_nan(event), pc.is_nan(row)))
-    return pc.fill_null(found, True)
+        greater = pc.or_(greater, pc.and_not(pc.is_nan(event), pc.is_nan(row)))
+    return pc.fill_null(greater, True)
 
 
 def _equal(event: pa.ChunkedArray, row: pa.ChunkedArray) -> Any:
@@ -203,19 +203,19 @@ def _changed(pairs: _Pairs) -> pa.BooleanArray:
     new = [f"{name}." for name in pairs.layout.new_columns]
     if any(name.startswith(f"{column.source_name}.") for name in new for column in stored):
         return pairs.all(True)
-    found = pairs.all(False)
+    changed = pairs.all(False)
     for column in sorted(stored, key=_is_nested):
         check_known_type(f"column {column.name!r}", column.dtype)
-        if not len(found) and column.name not in pairs.rows.column_names:
+        if not len(changed) and column.name not in pairs.rows.column_names:
             continue
         if not _is_nested(column):
             event, row = pairs.event(column.name), pairs.row(column.name)
             check_alike(f"column {column.name!r}", event.type, row.type)
-            found = in_one(pc.or_(found, flat_differ(event, row)))
+            changed = in_one(pc.or_(changed, flat_differ(event, row)))
         else:
-            is_open = pc.invert(found)
-            found = pc.replace_with_mask(found, is_open, _nested_differ(column, pairs.among(is_open)))
-    return found
+            is_open = pc.invert(changed)
+            changed = pc.replace_with_mask(changed, is_open, _nested_differ(column, pairs.among(is_open)))
+    return changed
 
 
 def _is_nested(column: StoredColumn) -> bool:
@@ -223,12 +223,12 @@ def _is_nested(column: StoredColumn) -> bool:
 
 
 def _nested_differ(column: StoredColumn, pairs: _Pairs) -> pa.BooleanArray:
-    found = []
+    parts = []
     for piece in _pieces(pairs.event(column.name), pairs.row(column.name)):
         one, other = (_with_fields_of(column.source_type, values) for values in piece) if column.lacks_fields else piece
         check_alike(f"column {column.name!r}", one.type, other.type)
-        found.append(differ(one, other))
-    return pa.concat_arrays(found)
+        parts.append(differ(one, other))
+    return pa.concat_arrays(parts)
 
 
 def _pieces(one: pa.ChunkedArray, other: pa.ChunkedArray) -> list[tuple[pa.Array, pa.Array]]:
@@ -243,12 +243,12 @@ def _with_fields_of(source: DataType, values: pa.Array) -> pa.Array:
     if not isinstance(source, StructType):
         return values
     in_source = {f.name.lower(): f.dataType for f in source.fields}
-    kept = [
+    common = [
         (field.name, _with_fields_of(in_source[field.name.lower()], part))
         for field, part in zip(values.type, values.flatten(), strict=True)
         if field.name.lower() in in_source
     ]
-    return pa.StructArray.from_arrays([part for _, part in kept], [name for name, _ in kept], mask=values.is_null())
+    return pa.StructArray.from_arrays([part for _, part in common], [name for name, _ in common], mask=values.is_null())
 
 
 def _check_known(events: pa.ChunkedArray, what: str) -> None:
@@ -263,17 +263,17 @@ def needed(clauses: Iterable[Clause], layout: Layout, schema: StructType) -> fro
     An event with its row's own sequence is compared with the row in all columns. Such events are rare, so these columns
     are left out: `decide.decide` raises `NotReadError` when it meets one.
     """
-    found = set(layout.keys)  # read in any case, and rows without a column could not be counted
+    columns = set(layout.keys)  # read in any case, and rows without a column could not be counted
     for clause in clauses:
         if isinstance(clause, Insert):
             continue
         looked_at = _looked_at(clause.when, layout)
         if looked_at is None:
             return None
-        found |= looked_at
+        columns |= looked_at
         if isinstance(clause, Update):
-            found |= {field.name for field in schema.fields} - clause.values.keys()
-    return frozenset(found)
+            columns |= {field.name for field in schema.fields} - clause.values.keys()
+    return frozenset(columns)
 
 
 def _looked_at(condition: Condition, layout: Layout) -> frozenset[str] | None:
@@ -281,8 +281,8 @@ def _looked_at(condition: Condition, layout: Layout) -> frozenset[str] | None:
         case Always() | IsDelete():
             return frozenset()
         case Newer() | SameSequence() | SamePosition():
-            kept = layout.sequence_columns
-            return frozenset((names.SEQUENCE_COLUMN,) if kept is None else kept)
+            columns = layout.sequence_columns
+            return frozenset((names.SEQUENCE_COLUMN,) if columns is None else columns)
         case Not(inner):
             return _looked_at(inner, layout)
         case And((SameSequence() as same, Changed())):

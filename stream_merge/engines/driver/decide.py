@@ -126,8 +126,8 @@ def _first_that_holds(
 def _true(when: Condition, layout: Layout, events: pa.Table, rows: pa.Table | None) -> pa.Array:
     if when == Always():
         return pa.repeat(pa.scalar(True), events.num_rows)
-    found: Any = holds(when, layout, events, rows)
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    answers: Any = holds(when, layout, events, rows)
+    return answers.combine_chunks() if isinstance(answers, pa.ChunkedArray) else answers
 
 
 def _assigned(values: Assignments, events: pa.Table, rows: pa.Table | None, schema: StructType) -> pa.Table:

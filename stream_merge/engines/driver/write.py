@@ -102,17 +102,17 @@ class Attempt:
             for number, positions, _ in _by_file(self._decision.gone)
         ]
         self._removes += [commit.removed(one.add, self._now_ms) for one, _ in losing]
-        kept = [(one, gone) for one, gone in losing if len(gone) < one.candidate.footer.rows]
-        marked = [one for one, _ in kept] if mode == "mark" else []
-        new = self._append({}) if mode == "mark" else self._rewrite(kept)
+        shrunk = [(one, gone) for one, gone in losing if len(gone) < one.candidate.footer.rows]
+        marked = [one for one, _ in shrunk] if mode == "mark" else []
+        new = self._append({}) if mode == "mark" else self._rewrite(shrunk)
         if mode == "mark":
-            self._mark(kept)
+            self._mark(shrunk)
         self._table.folder.send(self._files)
         self._adds += new
         had_vector = [one.add.get("deletionVector") is not None for one in marked]
         emptied = [one for one, _ in losing if one not in marked]
         return {
-            "numTargetRowsCopied": sum(one.candidate.footer.rows - len(gone) for one, gone in kept if not marked),
+            "numTargetRowsCopied": sum(one.candidate.footer.rows - len(gone) for one, gone in shrunk if not marked),
             "numTargetFilesAdded": len(new),
             "numTargetBytesAdded": sum(int(add["size"]) for add in new),
             "numTargetFilesRemoved": len(emptied),
@@ -144,19 +144,19 @@ class Attempt:
         """Delete what was written for a commit that is known to be lost."""
         self._table.folder.discard(self._files)
 
-    def _mark(self, kept: Sequence[_Losing]) -> None:
+    def _mark(self, shrunk: Sequence[_Losing]) -> None:
         """Add the files again with a larger deletion vector."""
-        described = vectors.write(self._root, {one.candidate.path: gone for one, gone in kept})
+        described = vectors.write(self._root, {one.candidate.path: gone for one, gone in shrunk})
         self._files += vectors.files_of({"deletionVector": vector} for vector in described.values())
-        for one, _ in kept:
+        for one, _ in shrunk:
             vector = described[one.candidate.path]
             self._adds.append(commit.added_again(one.add, vector, one.candidate.footer.rows))
 
-    def _rewrite(self, kept: Sequence[_Losing]) -> list[Mapping[str, Any]]:
+    def _rewrite(self, shrunk: Sequence[_Losing]) -> list[Mapping[str, Any]]:
         """Write what is left of the files, the small ones together with the new rows of their partition."""
         small: dict[_Partition, list[_Losing]] = defaultdict(list)
         large: list[_Losing] = []
-        for one, gone in kept:
+        for one, gone in shrunk:
             if _encoded_bytes(one) < _SMALL_BYTES:
                 small[tuple(one.candidate.partition.items())].append((one, gone))
             else:

@@ -67,10 +67,10 @@ class SparkMerger(SparkCommits):
         if self._shape.is_whole:
             return self._merge_whole(tag)
         if self._pruning.has_filter:
-            found = self._existing(tag)
-            if is_applied(found.transaction, tag.app_id, tag.batch_id):
+            target = self._existing(tag)
+            if is_applied(target.transaction, tag.app_id, tag.batch_id):
                 return MergeReport(already_applied=True)
-            self._pruning.expect_inside(found.version, batch_id=tag.batch_id)
+            self._pruning.expect_inside(target.version, batch_id=tag.batch_id)
         refused = 0 if hits is None else hits.refused
         live = without_refused(batch.rows.latest(), hits, layout, self._session)
         is_wanted = self._shape.is_literal or self._is_sure(refused)
@@ -99,11 +99,11 @@ class SparkMerger(SparkCommits):
 
     def _merge_whole(self, tag: CommitTag) -> MergeReport:
         """Merge a full copy of the table, compared with the version that the MERGE begins with."""
-        found = self._existing(tag)
-        if is_applied(found.transaction, tag.app_id, tag.batch_id):
+        target = self._existing(tag)
+        if is_applied(target.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
         beside = whole.Beside(
-            self._session, self._spec, self._layout, self._batch, batch_id=tag.batch_id, version=found.version
+            self._session, self._spec, self._layout, self._batch, batch_id=tag.batch_id, version=target.version
         )
         is_wanted = beside.would_change()
         beside.expect_newest(self.find())
@@ -134,8 +134,8 @@ class SparkMerger(SparkCommits):
             return events
         if not all(isinstance(clause, Update | Delete) for clause in clauses):
             return events
-        held = held_bytes(events)
-        return events if held is None or held > BROADCAST_BYTES else F.broadcast(events)
+        size = held_bytes(events)
+        return events if size is None or size > BROADCAST_BYTES else F.broadcast(events)
 
     def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
         """One MERGE that only deletes."""
@@ -175,11 +175,11 @@ class SparkMerger(SparkCommits):
             F.lit(False) if wanted is None else render.condition(wanted, layout)
             for wanted in (shape.certain(spec), shape.updating(spec))
         )
-        found = self._pairs(events).agg(
+        counts = self._pairs(events).agg(
             F.coalesce(F.bool_or(certain), F.lit(False)),
             F.count_distinct(matched_upsert),
         )
-        ((is_certain, matched),) = found.collect()
+        ((is_certain, matched),) = counts.collect()
         if is_certain:
             return True
         if upserts is None:
@@ -198,20 +198,20 @@ class SparkMerger(SparkCommits):
 
     def _existing(self, tag: CommitTag) -> TableSnapshot:
         """The target, which was there a moment ago: not to see it must not look as if there were nothing to do."""
-        found = self.find()
-        if found is None:
+        target = self.find()
+        if target is None:
             msg = (
                 f"[TABLE_NOT_FOUND] target {self._target!r} disappeared after batch {tag.batch_id} was read; restore"
                 " it, then restart the query"
             )
             raise MergeFailedError(msg, target=self._target, batch_id=tag.batch_id)
-        return found
+        return target
 
     def _unchanged(self, tag: CommitTag) -> MergeReport:
         """Nothing was left to do: perhaps because a twin of this call has done it."""
-        found = self.find()
+        target = self.find()
         return MergeReport(
-            already_applied=found is not None and is_applied(found.transaction, tag.app_id, tag.batch_id)
+            already_applied=target is not None and is_applied(target.transaction, tag.app_id, tag.batch_id)
         )
 
     def _matched(self, source: DataFrame, is_match: Column) -> DeltaMergeBuilder:

@@ -143,6 +143,6 @@ class Pruning:
         if self._batch.upserts + self._batch.deletes <= BROADCAST_EVENTS:
             events = F.broadcast(events)
         same_keys = columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in self._layout.keys)
-        found = elsewhere.join(events.alias("s"), same_keys, "left_semi")
+        outside = elsewhere.join(events.alias("s"), same_keys, "left_semi")
         key = F.to_json(F.struct(*(columns.column(name, "t") for name in self._layout.keys)))
-        return [row[0] for row in found.select(key).limit(_SHOWN_KEYS).collect()]
+        return [row[0] for row in outside.select(key).limit(_SHOWN_KEYS).collect()]

@@ -163,20 +163,20 @@ def wide(stats: str | None, rows: int) -> str:
 
     The text is not parsed and written anew: numbers would lose digits.
     """
-    found = json.loads(stats) if stats else {}
-    if not isinstance(found, dict) or not isinstance(stats, str) or not found:
+    parsed = json.loads(stats) if stats else {}
+    if not isinstance(parsed, dict) or not isinstance(stats, str) or not parsed:
         return _bare(rows)
     text, wanted = stats.strip(), {"tightBounds": "false", "numRecords": str(rows)}
     for name, value in wanted.items():
-        if found.get(name) is not None and json.dumps(found[name]) == value:
+        if parsed.get(name) is not None and json.dumps(parsed[name]) == value:
             continue
-        if name not in found:
+        if name not in parsed:
             text = f'{{"{name}":{value},{text[1:]}'
-        elif name == "tightBounds" or found[name] is None:
-            said = re.compile(rf'"{name}"\s*:\s*(true|null)')
-            if len(said.findall(text)) != 1:  # a value of some column spells it, too
-                return _bare(found.get("numRecords") or rows)
-            text = said.sub(f'"{name}":{value}', text)
+        elif name == "tightBounds" or parsed[name] is None:
+            pattern = re.compile(rf'"{name}"\s*:\s*(true|null)')
+            if len(pattern.findall(text)) != 1:  # a value of some column spells it, too
+                return _bare(parsed.get("numRecords") or rows)
+            text = pattern.sub(f'"{name}":{value}', text)
     return text
 
 

@@ -108,11 +108,11 @@ class CopiedFolder(Folder):
             self._copies.writing(path) as target,
         ):
             shutil.copyfileobj(source, target, _CHUNK)
-            found = target.tell()
-            if size is not None and found != size:
-                msg = f"file {path!r} of {self._native.location!r} has {found} bytes, and {size} by the log"
+            copied = target.tell()
+            if size is not None and copied != size:
+                msg = f"file {path!r} of {self._native.location!r} has {copied} bytes, and {size} by the log"
                 raise OSError(msg)
-        return found
+        return copied
 
     def send(self, paths: Iterable[str]) -> None:  # noqa: D102
         sent = list(paths)
@@ -176,9 +176,9 @@ class _Copies:
     def __init__(self, parent: Path) -> None:
         _sweep(parent)
         self.root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        held = (self.root / _IN_USE).open("w")
-        fcntl.flock(held, fcntl.LOCK_EX)
-        weakref.finalize(self, _remove, self.root, held)
+        lock = (self.root / _IN_USE).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        weakref.finalize(self, _remove, self.root, lock)
         self.lock = threading.RLock()
         self.are_in_memory = _is_in_memory(self.root)
         """Whether the folder is on no disk."""
@@ -188,8 +188,8 @@ class _Copies:
 
     def has(self, path: str, size: int | None) -> bool:
         """Whether a copy is there."""
-        kept = self._sizes.get(path)
-        return kept is not None and size in (None, kept) and (self.root / path).exists()
+        copied = self._sizes.get(path)
+        return copied is not None and size in (None, copied) and (self.root / path).exists()
 
     def use(self, paths: Iterable[str]) -> None:
         """Take note of copies that are used now."""
@@ -213,11 +213,11 @@ class _Copies:
 
     def make_room(self, wanted: int) -> None:
         """Delete copies until so many bytes more are within the ceiling, or none is left but those that are held."""
-        allowed, held = self.ceiling(), sum(self._sizes.values())
+        allowed, total = self.ceiling(), sum(self._sizes.values())
         for path in [path for path in self._sizes if path not in self._kept]:
-            if held + wanted <= allowed:
+            if total + wanted <= allowed:
                 return
-            held -= self.forget(path)
+            total -= self.forget(path)
 
     def forget(self, path: str) -> int:
         """Delete a copy, if it is there; how many bytes it had."""
@@ -249,17 +249,17 @@ def _is_in_memory(folder: Path) -> bool:
     return bool(above) and above[max(above, key=lambda place: len(place.parts))] in ("tmpfs", "ramfs")
 
 
-def _remove(folder: Path, held: IO[str]) -> None:
-    held.close()
+def _remove(folder: Path, lock: IO[str]) -> None:
+    lock.close()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sweep(parent: Path) -> None:
     """Delete what processes have left that were killed; a living one holds its file, or is about to."""
     for left in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError), (left / _IN_USE).open("r+") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - os.fstat(held.fileno()).st_mtime > _JUST_MADE_SECONDS:
+        with suppress(OSError), (left / _IN_USE).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - os.fstat(lock.fileno()).st_mtime > _JUST_MADE_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
 
 
@@ -271,11 +271,11 @@ def _copies_of(handle: LogHandle, table_id: str) -> _Copies:
     """The copies of a table's files; kept when keys are renewed, by which a handle becomes another one."""
     with _known_lock:
         key = (handle.location, table_id, os.getpid())
-        found = _known.get(key)
-        if found is None:
+        copies = _known.get(key)
+        if copies is None:
             parent = handle.scratch or Path(tempfile.gettempdir())
             parent.mkdir(parents=True, exist_ok=True)
             for older in [one for one in _known if one[0] == key[0]]:
                 del _known[older]
-            found = _known[key] = _Copies(parent)
-        return found
+            copies = _known[key] = _Copies(parent)
+        return copies

@@ -235,9 +235,9 @@ def _refuse(
         if odd is not None:
             msg = f"column {field.name!r} has the type {odd.simpleString()}, which only Spark writes; let Spark merge"
             raise ValueError(msg)
-        wanted, found = arrow_type(field.dataType), rows[field.name].type
-        if not _fits(found, wanted):
-            msg = f"column {field.name!r} came as {found}, but the table has {wanted}; cast it first"
+        wanted, given = arrow_type(field.dataType), rows[field.name].type
+        if not _fits(given, wanted):
+            msg = f"column {field.name!r} came as {given}, but the table has {wanted}; cast it first"
             raise ValueError(msg)
     nulls = [
         path for field in data.fields for path in _nulls(rows[field.name], field.dataType, field.name, field.nullable)
@@ -265,14 +265,14 @@ def _unstored(dtype: DataType) -> Iterator[DataType]:
         yield from _unstored(part)
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values of one type can be read as the other: the same layout, and structs' fields of the same names."""
-    if found.id != wanted.id or found.num_fields != wanted.num_fields:
+    if given.id != wanted.id or given.num_fields != wanted.num_fields:
         return False
-    if not found.num_fields:
-        return bool(found == wanted)
-    pairs = [(found.field(i), wanted.field(i)) for i in range(found.num_fields)]
-    is_struct = pa.types.is_struct(found)
+    if not given.num_fields:
+        return bool(given == wanted)
+    pairs = [(given.field(i), wanted.field(i)) for i in range(given.num_fields)]
+    is_struct = pa.types.is_struct(given)
     return all((not is_struct or ours.name == theirs.name) and _fits(ours.type, theirs.type) for ours, theirs in pairs)
 
 
@@ -330,12 +330,12 @@ def _folder(base: str, values: Mapping[str, str | None]) -> PurePosixPath:
 
 
 def _escaped(text: str) -> str:
-    """As a piece of a folder's name (`ExternalCatalogUtils.escapePathName`)."""
+    """A text as a part of a folder's name (`ExternalCatalogUtils.escapePathName`)."""
     return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in text)
 
 
 def _as_url(path: str) -> str:
-    """As it stands in the log: Java's `URI` leaves what is not ASCII, but spaces and control characters."""
-    kept = (c for c in set(path) if not c.isascii() and unicodedata.category(c) not in ("Zs", "Zl", "Zp", "Cc"))
-    plain = frozenset(kept)
+    """A path as the log spells it: Java's `URI` leaves what is not ASCII, but spaces and control characters."""
+    spaces = ("Zs", "Zl", "Zp", "Cc")
+    plain = {c for c in path if not c.isascii() and unicodedata.category(c) not in spaces}
     return "".join(c if c in plain else quote(c, safe=_PLAIN_IN_URL) for c in path)

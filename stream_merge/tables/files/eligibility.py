@@ -92,8 +92,8 @@ class Whitelist:
         if place not in self.proven.get(type(dtype), frozenset()) or not is_plain:
             return f"{_AS[place].format(dtype.simpleString())}, for which {self.engine} is not proven"
         inside: Place = "carried" if place == "carried" else "nested"
-        found = (self.problem(part, inside) for part in _parts(dtype))
-        return next((problem for problem in found if problem), None)
+        problems = (self.problem(part, inside) for part in _parts(dtype))
+        return next((problem for problem in problems if problem), None)
 
 
 def of_mapping(snapshot: TableSnapshot, what: str) -> Ineligible | None:
@@ -152,8 +152,9 @@ def recorded_columns(snapshot: TableSnapshot) -> Iterator[tuple[str, DataType, P
 
 def _recorded(text: str) -> frozenset[str]:
     """Columns, in lower case, that a recorded property names; a computed sequence names none."""
-    found = json.loads(text)
-    return frozenset(name.lower() for name in (found if isinstance(found, list) else found.get("columns", [])))
+    definition = json.loads(text)
+    columns = definition if isinstance(definition, list) else definition.get("columns", [])
+    return frozenset(name.lower() for name in columns)
 
 
 def _parts(dtype: DataType) -> list[DataType]:

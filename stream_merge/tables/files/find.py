@@ -84,30 +84,30 @@ def find(
     for number, candidate in enumerate(candidates):
         groups[(candidate.footer.types, *sorted(candidate.partition.items()))].append(number)
     numbers = [pa.field(name, pa.int64()) for name in (EVENT, FILE, POSITION)]
-    kept = StructType([field for field in schema.fields if columns is None or field.name in columns])
-    wanted = pa.schema([*numbers, *(pa.field(field.name, arrow_type(field.dataType)) for field in kept.fields)])
-    found = [wanted.empty_table()]
+    read_as = StructType([field for field in schema.fields if columns is None or field.name in columns])
+    wanted = pa.schema([*numbers, *(pa.field(field.name, arrow_type(field.dataType)) for field in read_as.fields)])
+    parts = [wanted.empty_table()]
     with _connections.cursor() as con:
         for group in groups.values():
             first = candidates[group[0]]
-            held, parted = _held(schema, first), [f for f in schema.fields if name_in_files(f) in first.partition]
+            stored, parted = _held(schema, first), [f for f in schema.fields if name_in_files(f) in first.partition]
             wanted_keys, events_of = _of_partition(events, [field for field in parted if field.name in keys], first)
             # A key that the files lack is NULL in all their rows.
-            has_keys = {field.name for field in (*held, *parted)}.issuperset(keys)
+            has_keys = {field.name for field in (*stored, *parted)}.issuperset(keys)
             if not others and not (wanted_keys.num_rows and has_keys):
                 continue
             paths = [os.fspath(root / candidates[number].path) for number in group]
-            values, on = _key_columns(wanted_keys, [field for field in held if field.name in keys], first.footer)
+            values, on = _key_columns(wanted_keys, [field for field in stored if field.name in keys], first.footer)
             on = on if has_keys else ["FALSE"]
             con.register(_EVENTS, pa.table({EVENT: events_of, **values}))
-            read = [field for field in held if field in kept.fields]
+            read = [field for field in stored if field in read_as.fields]
             query = con.sql(_query(paths, read, on, others=others))
             at_a_time = _rows_at_a_time([candidates[number] for number in group])
-            rows = _read(query.to_arrow_reader(at_a_time), sum(table.nbytes for table in found), room_for)
+            rows = _read(query.to_arrow_reader(at_a_time), sum(table.nbytes for table in parts), room_for)
             at = pc.index_in(rows[FILE], value_set=pa.array(paths, rows[FILE].type))
             rows = rows.set_column(1, FILE, pa.array(group, pa.int64()).take(at))
-            found.append(_with_columns(rows, read, kept, first).cast(wanted))
-    return pa.concat_tables(found).combine_chunks()
+            parts.append(_with_columns(rows, read, read_as, first).cast(wanted))
+    return pa.concat_tables(parts).combine_chunks()
 
 
 def _rows_at_a_time(files: Sequence[Candidate]) -> int:
@@ -127,8 +127,8 @@ def _read(reader: pa.RecordBatchReader, before: int, room_for: Callable[[int], o
 
 def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructType) -> Iterator[pa.Table]:
     """The rows of a file that are not deleted, in order and a few at a time, with all columns of the table."""
-    held = _held(schema, candidate)
-    names = [name_in_files(field) for field in held]
+    stored = _held(schema, candidate)
+    names = [name_in_files(field) for field in stored]
     # A dot in a name would mean a field of a struct there.
     chosen = None if any("." in name for name in names) else names
     live = np.ones(candidate.footer.rows, dtype=bool)
@@ -138,10 +138,11 @@ def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructTy
         for batch in file.iter_batches(
             min(_rows_at_a_time([candidate]), _WHOLE_ROWS), columns=chosen, use_threads=False
         ):
-            kept = live[first : first + batch.num_rows]
+            keep = live[first : first + batch.num_rows]
             first += batch.num_rows
-            rows = batch if kept.all() else batch.filter(pa.array(kept))
-            read = {field.name: pa.chunked_array([rows.column(name)]) for field, name in zip(held, names, strict=True)}
+            rows = batch if keep.all() else batch.filter(pa.array(keep))
+            columns = (pa.chunked_array([rows.column(name)]) for name in names)
+            read = dict(zip((field.name for field in stored), columns, strict=True))
             yield pa.table(_columns(read, schema, candidate, rows.num_rows))
 
 
@@ -184,9 +185,9 @@ def _key_columns(
     return columns, on or ["TRUE"]
 
 
-def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str], *, others: bool) -> str:
+def _query(paths: Sequence[str], fields: Sequence[StructField], on: Sequence[str], *, others: bool) -> str:
     """The rows of files that an event is joined to, with `others` all."""
-    selected = "".join(f", t.{handle.quote(name_in_files(field))} AS c{i}" for i, field in enumerate(held))
+    selected = "".join(f", t.{handle.quote(name_in_files(field))} AS c{i}" for i, field in enumerate(fields))
     files = ", ".join(handle.text(path) for path in paths)
     join = "LEFT JOIN" if others else "JOIN"
     return (
@@ -196,10 +197,10 @@ def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str],
     )
 
 
-def _with_columns(rows: pa.Table, held: Sequence[StructField], schema: StructType, file: Candidate) -> pa.Table:
+def _with_columns(rows: pa.Table, fields: Sequence[StructField], schema: StructType, file: Candidate) -> pa.Table:
     """All columns of the table: as read (`c0`, `c1`, …), as the partition says, or NULL."""
     made = {name: rows[name] for name in (EVENT, FILE, POSITION)}
-    read = {field.name: rows[f"c{i}"] for i, field in enumerate(held)}
+    read = {field.name: rows[f"c{i}"] for i, field in enumerate(fields)}
     return pa.table({**made, **_columns(read, schema, file, rows.num_rows)})
 
 
@@ -285,10 +286,10 @@ def _is_renamed(dtype: DataType) -> bool:
 
 
 def _struct(values: pa.StructArray, dtype: StructType, wanted: pa.StructType) -> pa.Array:
-    held = {values.type.field(i).name: i for i in range(values.type.num_fields)}
+    numbers = {values.type.field(i).name: i for i in range(values.type.num_fields)}
     children = []
     for field in dtype.fields:
-        at = held.get(name_in_files(field))
+        at = numbers.get(name_in_files(field))
         if at is None:
             children.append(pa.nulls(len(values), arrow_type(field.dataType)))
         else:

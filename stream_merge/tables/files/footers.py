@@ -72,12 +72,12 @@ class Footers:
 
     def of(self, path: str, size: int) -> Footer:
         """The footer of a file by its decoded path and its size in bytes."""
-        found = self._known.get((path, size))
-        if found is None:
+        footer = self._known.get((path, size))
+        if footer is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            found = self._known[path, size] = self._read(path)
-        return found
+            footer = self._known[path, size] = self._read(path)
+        return footer
 
     def _read(self, path: str) -> Footer:
         with pq.ParquetFile(self._opened(path), coerce_int96_timestamp_unit="us") as file:
@@ -85,13 +85,13 @@ class Footers:
                 return Footer(
                     rows=0, row_bytes=0, types=(), problem=f"file {path!r} has a name that stands for others, too"
                 )
-            held = columns_of_file(file)
+            columns = columns_of_file(file)
             old = self._holds_times and counts_days_otherwise(file.metadata.metadata or {})
-            problem = "has dates or times in the calendar of Spark 2" if old else held.problem(self._fields)
+            problem = "has dates or times in the calendar of Spark 2" if old else columns.problem(self._fields)
             return Footer(
                 rows=file.metadata.num_rows,
                 row_bytes=_row_bytes(file.metadata),
-                types=self._types.setdefault(held.types, held.types),  # one copy for all files that a writer made
+                types=self._types.setdefault(columns.types, columns.types),  # one copy for all files that a writer made
                 problem=None if problem is None else f"file {path!r} {problem}",
             )
 
@@ -175,16 +175,16 @@ class Held:
 
     def problem(self, fields: Sequence[StructField], *, units: Collection[str] = ("us",)) -> str | None:
         """Why these are not the columns of the file's table, as a clause; missing columns are not a problem."""
-        held = dict(self.types)
-        spelled = {name.lower(): name for name in held}
+        types = dict(self.types)
+        spelled = {name.lower(): name for name in types}
         if len(spelled) != len(self.types):
             return "holds two columns of one name"
         for field in fields:
             name = name_in_files(field)
             if spelled.get(name.lower(), name) != name:
                 return f"holds column {field.name!r} as {spelled[name.lower()]!r}"  # to Spark they are the same
-            if name in held and not is_readable(held[name], field.dataType, is_int96=name in self.int96, units=units):
-                return f"holds column {field.name!r} as {held[name]}, not as {field.dataType.simpleString()}"
+            if name in types and not is_readable(types[name], field.dataType, is_int96=name in self.int96, units=units):
+                return f"holds column {field.name!r} as {types[name]}, not as {field.dataType.simpleString()}"
         return "has bounds of texts or binary that an old writer took in another order" if self.bounds_mislead else None
 
 
@@ -226,31 +226,30 @@ def _bounds_mislead(metadata: pq.FileMetaData) -> bool:
     shown = (
         metadata.row_group(group).column(i).statistics for group in range(metadata.num_row_groups) for i in of_bytes
     )
-    return any(found is not None and not found.has_min_max and found.num_values for found in shown)
+    return any(statistics is not None and not statistics.has_min_max and statistics.num_values for statistics in shown)
 
 
-def is_readable(held: pa.DataType, wanted: DataType, *, is_int96: bool, units: Collection[str] = ("us",)) -> bool:
+def is_readable(stored: pa.DataType, wanted: DataType, *, is_int96: bool, units: Collection[str] = ("us",)) -> bool:
     """Whether all values of a file's column are exactly values of the table's type.
 
     `is_int96`: times in the column are INT96, as Spark writes them by default: instants without a zone.
     """
     inner = partial(is_readable, is_int96=is_int96, units=units)
     if isinstance(wanted, StructType):
-        if not pa.types.is_struct(held):
+        if not pa.types.is_struct(stored):
             return False
         fields = {name_in_files(field): field.dataType for field in wanted.fields}
-        names = [held.field(i).name for i in range(held.num_fields)]
+        names = [stored.field(i).name for i in range(stored.num_fields)]
         if _differ_in_case([*fields, *names]):
             return False
-        return all(name not in fields or inner(held.field(i).type, fields[name]) for i, name in enumerate(names))
+        return all(name not in fields or inner(stored.field(i).type, fields[name]) for i, name in enumerate(names))
     if isinstance(wanted, MapType):
-        return (
-            pa.types.is_map(held) and inner(held.key_type, wanted.keyType) and inner(held.item_type, wanted.valueType)
-        )
+        is_map = pa.types.is_map(stored)
+        return is_map and inner(stored.key_type, wanted.keyType) and inner(stored.item_type, wanted.valueType)
     if isinstance(wanted, ArrayType):
-        is_list = pa.types.is_list(held) or pa.types.is_large_list(held)
-        return is_list and inner(held.value_type, wanted.elementType)
-    return _is_readable_leaf(held, wanted, is_int96=is_int96, units=units)
+        is_list = pa.types.is_list(stored) or pa.types.is_large_list(stored)
+        return is_list and inner(stored.value_type, wanted.elementType)
+    return _is_readable_leaf(stored, wanted, is_int96=is_int96, units=units)
 
 
 def _differ_in_case(names: Iterable[str]) -> bool:
@@ -259,21 +258,21 @@ def _differ_in_case(names: Iterable[str]) -> bool:
     return len({name.lower() for name in different}) < len(different)
 
 
-def _is_readable_leaf(held: pa.DataType, wanted: DataType, *, is_int96: bool, units: Collection[str]) -> bool:
-    if pa.types.is_dictionary(held):
-        held = held.value_type
-    if pa.types.is_large_string(held) or pa.types.is_string_view(held):
-        held = pa.string()
-    if pa.types.is_large_binary(held) or pa.types.is_binary_view(held):
-        held = pa.binary()
-    if isinstance(wanted, DecimalType) and pa.types.is_decimal(held):
+def _is_readable_leaf(stored: pa.DataType, wanted: DataType, *, is_int96: bool, units: Collection[str]) -> bool:
+    if pa.types.is_dictionary(stored):
+        stored = stored.value_type
+    if pa.types.is_large_string(stored) or pa.types.is_string_view(stored):
+        stored = pa.string()
+    if pa.types.is_large_binary(stored) or pa.types.is_binary_view(stored):
+        stored = pa.binary()
+    if isinstance(wanted, DecimalType) and pa.types.is_decimal(stored):
         whole = wanted.precision - wanted.scale
-        return bool(held.scale <= wanted.scale and held.precision - held.scale <= whole)
+        return bool(stored.scale <= wanted.scale and stored.precision - stored.scale <= whole)
     if isinstance(wanted, TimestampType):
         # A zone that Arrow's own copy of the schema names does not change the instant.
-        if not pa.types.is_timestamp(held) or held.unit not in units:
+        if not pa.types.is_timestamp(stored) or stored.unit not in units:
             return False
-        return is_int96 if held.tz is None else True
+        return is_int96 if stored.tz is None else True
     if isinstance(wanted, TimestampNTZType):
-        return pa.types.is_timestamp(held) and held.tz is None and held.unit in units and not is_int96
-    return bool(held == arrow_type(wanted)) or held in _WIDER.get(type(wanted), ())
+        return pa.types.is_timestamp(stored) and stored.tz is None and stored.unit in units and not is_int96
+    return bool(stored == arrow_type(wanted)) or stored in _WIDER.get(type(wanted), ())

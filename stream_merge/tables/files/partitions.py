@@ -70,12 +70,12 @@ _CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
 
 def _days(text: str) -> int:
     """Days since 1970 of a date in Spark's spelling."""
-    found = _DATE.fullmatch(text)
-    if found is None:
+    match = _DATE.fullmatch(text)
+    if match is None:
         msg = f"partition value {text!r} is no date"
         raise ValueError(msg)
-    cycles, year = divmod(int(found[1]) - 2000, _CYCLE_YEARS)
-    day = datetime.date(2000 + year, int(found[2]), int(found[3]))
+    cycles, year = divmod(int(match[1]) - 2000, _CYCLE_YEARS)
+    day = datetime.date(2000 + year, int(match[2]), int(match[3]))
     return (day - _EPOCH).days + cycles * _CYCLE_DAYS
 
 

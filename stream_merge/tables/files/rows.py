@@ -29,7 +29,7 @@ MOST_KEPT_ROWS = 100_000
 _MOST_CHUNKS = 64
 _EVERY_FILE = KeyBounds()
 
-_kept: WeakKeyDictionary[LogHandle, tuple[tuple[int, int], pa.Table]] = WeakKeyDictionary()
+_cached: WeakKeyDictionary[LogHandle, tuple[tuple[int, int], pa.Table]] = WeakKeyDictionary()
 """All rows of small tables, by how often their log was read from the beginning and the version."""
 
 
@@ -41,13 +41,13 @@ def row_count(handle: LogHandle) -> int | None:
 
 def rows(handle: LogHandle) -> pa.Table:
     """All rows at the handle's version; those of a small table are cached."""
-    kept = _kept.get(handle)
-    if kept is None or kept[0] != _at(handle):
-        kept = (_at(handle), _read(handle))
-        _kept.pop(handle, None)
-        if kept[1].num_rows <= MOST_KEPT_ROWS:
-            _kept[handle] = kept
-    return kept[1]
+    cached = _cached.get(handle)
+    if cached is None or cached[0] != _at(handle):
+        cached = (_at(handle), _read(handle))
+        _cached.pop(handle, None)
+        if cached[1].num_rows <= MOST_KEPT_ROWS:
+            _cached[handle] = cached
+    return cached[1]
 
 
 def rows_with_keys(handle: LogHandle, events: pa.Table, keys: Sequence[str], bounds: KeyBounds) -> pa.Table:
@@ -58,7 +58,7 @@ def rows_with_keys(handle: LogHandle, events: pa.Table, keys: Sequence[str], bou
     table, touched = _touched(handle, bounds)
     schema = handle.snapshot().schema
     with _held(table, touched):
-        found = find(
+        matched = find(
             table.folder.root,
             [one.candidate for one in touched],
             events.select(keys),
@@ -66,27 +66,27 @@ def rows_with_keys(handle: LogHandle, events: pa.Table, keys: Sequence[str], bou
             schema,
             room_for=lambda _: None,
         )
-        live = np.ones(found.num_rows, dtype=bool)
-        file, position = found[FILE].to_numpy(), found[POSITION].to_numpy()
+        live = np.ones(matched.num_rows, dtype=bool)
+        file, position = matched[FILE].to_numpy(), matched[POSITION].to_numpy()
         for number, one in enumerate(touched):
             dead = vectors.of(one.add, table.folder.root)
             if dead:
                 live &= ~((file == number) & np.isin(position, np.fromiter(dead, np.int64, len(dead))))
-    return found.filter(pa.array(live)).select(schema.names)
+    return matched.filter(pa.array(live)).select(schema.names)
 
 
 def append(handle: LogHandle, new: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None) -> None:
     """Append rows on the handle's very version; any other commit meanwhile makes it lose."""
-    (opened, before), kept = _at(handle), _kept.get(handle)
+    (opened, before), cached = _at(handle), _cached.get(handle)
     parameters = {"mode": "Append", "partitionBy": "[]"}
     _commit(
         handle, new, [], operation="WRITE", parameters=parameters, transaction=transaction, user_metadata=user_metadata
     )
-    if kept is None or kept[0] != (opened, before) or _at(handle) != (opened, before + 1):
+    if cached is None or cached[0] != (opened, before) or _at(handle) != (opened, before + 1):
         return
     try:
-        both = pa.concat_tables([kept[1], new.select(kept[1].column_names).cast(kept[1].schema)])
-        _kept[handle] = (_at(handle), both.combine_chunks() if both[0].num_chunks > _MOST_CHUNKS else both)
+        both = pa.concat_tables([cached[1], new.select(cached[1].column_names).cast(cached[1].schema)])
+        _cached[handle] = (_at(handle), both.combine_chunks() if both[0].num_chunks > _MOST_CHUNKS else both)
     except (pa.ArrowException, KeyError):  # the append has landed; the rows are read again when they are wanted
         tell(log.warning, "rows_not_kept", table=handle.location, exc_info=True)
 

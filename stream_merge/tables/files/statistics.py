@@ -138,10 +138,10 @@ def _paths(text: str) -> list[list[str]]:
         return []
     paths: list[list[str]] = [[]]
     position = 0
-    while found := _NAME.match(text, position):
-        quoted, plain = found.groups()
+    while match := _NAME.match(text, position):
+        quoted, plain = match.groups()
         paths[-1].append((plain or quoted.replace("``", "`")).lower())
-        position = found.end()
+        position = match.end()
         if position == len(text):
             return paths
         if text[position] == ",":
@@ -211,9 +211,9 @@ def _ends(values: pa.ChunkedArray, dtype: DataType, prefix: int) -> _Ends:
         values = values.cast(pa.int32())
     elif isinstance(dtype, TimestampType | TimestampNTZType):
         values = values.cast(pa.int64())
-    found = pc.min_max(values)
+    ends = pc.min_max(values)
     try:
-        least, greatest = found["min"].as_py(), found["max"].as_py()
+        least, greatest = ends["min"].as_py(), ends["max"].as_py()
     except UnicodeDecodeError:  # Spark casts any bytes to a string
         return None, None
     if isinstance(dtype, StringType):
@@ -245,8 +245,8 @@ def _ends_of_floats(values: pa.ChunkedArray) -> _Ends:
     outer sign, as -0.0 is less than 0.0 for some readers. A float has the digits of the double that it equals.
     """
     numbers = values.filter(pc.invert(pc.is_nan(values)))
-    found = pc.min_max(numbers)
-    least, greatest = found["min"].as_py(), found["max"].as_py()
+    ends = pc.min_max(numbers)
+    least, greatest = ends["min"].as_py(), ends["max"].as_py()
     if least is None:
         return None, None
     has_nan = len(numbers) < len(values) - values.null_count

@@ -53,15 +53,15 @@ class TableFiles:
         Cost: the commits since the last call; the footers of new files.
         """
         live = self._live(handle, snapshot)
-        found = {}
+        adds = {}
         for path in map(decoded, touched_files(handle, bounds)["path"].to_pylist()):
             add = live.get(path)
             if add is None:
                 msg = f"version {handle.version} of {handle.location!r} has no file {path!r}, which delta-rs reads"
                 raise UnreadableLogError(msg)
-            found[path] = add
-        self._footers.read(((path, int(add["size"])) for path, add in found.items()), at_once=self.folder.at_once)
-        return [self.file(path, add) for path, add in found.items()]
+            adds[path] = add
+        self._footers.read(((path, int(add["size"])) for path, add in adds.items()), at_once=self.folder.at_once)
+        return [self.file(path, add) for path, add in adds.items()]
 
     def file(self, path: str, add: Add) -> Touched:
         """A live file by its decoded path."""
@@ -114,7 +114,7 @@ _tables: WeakKeyDictionary[LogHandle, TableFiles] = WeakKeyDictionary()
 
 def table_files(handle: LogHandle, snapshot: TableSnapshot) -> TableFiles:
     """The table behind a handle; one that was dropped and made anew, or whose log was replaced, is another one."""
-    found = _tables.get(handle)
-    if found is None or (found.table_id, found.opened) != (snapshot.table_id, handle.times_opened):
-        found = _tables[handle] = TableFiles(handle, snapshot)
-    return found
+    files = _tables.get(handle)
+    if files is None or (files.table_id, files.opened) != (snapshot.table_id, handle.times_opened):
+        files = _tables[handle] = TableFiles(handle, snapshot)
+    return files

@@ -47,7 +47,7 @@ def write_if_due(
     if version == 0 or version % interval:
         return
     try:
-        if any(name.lower() in _RETENTIONS and not _READ.fullmatch(told) for name, told in properties.items()):
+        if any(name.lower() in _RETENTIONS and not _READ.fullmatch(value) for name, value in properties.items()):
             if by_spark is not None:
                 by_spark()
             return

@@ -57,10 +57,10 @@ class OnDisk(Look):
 
     def _found(self, version: int) -> tuple[int, int] | None:
         try:
-            found = os.stat(os.path.join(self._log, f"{version:020d}.json"))
+            file = os.stat(os.path.join(self._log, f"{version:020d}.json"))
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return file.st_ino, file.st_mtime_ns
 
 
 class InStore(Look):
@@ -111,8 +111,8 @@ def new(before: pa.ChunkedArray, files: pa.Table) -> pa.Table:
 
 def added(before: pa.ChunkedArray, files: pa.Table) -> str | None:
     """The path of one of these."""
-    found = new(before, files)["path"]
-    return found[0].as_py() if len(found) else None
+    paths = new(before, files)["path"]
+    return paths[0].as_py() if len(paths) else None
 
 
 def _name(version: int) -> str:

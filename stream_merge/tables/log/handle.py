@@ -103,8 +103,8 @@ def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[
         except FileNotFoundError:
             return
         actions = (json.loads(line) for line in text.splitlines() if line.strip())
-        said: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-        yield {**said, "version": number}
+        info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        yield {**info, "version": number}
 
 
 def record(commit: Mapping[str, Any]) -> CommitRecord:
@@ -210,11 +210,11 @@ class LogHandle:
     @property
     def protocol(self) -> Protocol:
         """The table's protocol."""
-        found = self._table.protocol()
+        protocol = self._table.protocol()
         return Protocol(
-            reader_version=found.min_reader_version,
-            writer_version=found.min_writer_version,
-            features=frozenset([*(found.reader_features or ()), *(found.writer_features or ())]),
+            reader_version=protocol.min_reader_version,
+            writer_version=protocol.min_writer_version,
+            features=frozenset([*(protocol.reader_features or ()), *(protocol.writer_features or ())]),
         )
 
     @no_panics
@@ -254,8 +254,8 @@ class LogHandle:
     def files(self) -> pa.Table:
         """The data files with sizes, partition values and statistics, one row each (`unambiguous`)."""
         if self._files is None or self._files[0] != self.version:
-            found = pa.table(self._table.get_add_actions(flatten=True))
-            self._files = (self.version, unambiguous(found, self._described()[1]))
+            files = pa.table(self._table.get_add_actions(flatten=True))
+            self._files = (self.version, unambiguous(files, self._described()[1]))
         return self._files[1]
 
     @no_panics
@@ -279,15 +279,15 @@ class LogHandle:
 
     def commits(self, newer_than: int, up_to: int) -> list[CommitRecord]:
         """The commits in a range of versions, newest first."""
-        found = self.history(max(0, self.version - newer_than))
-        return [commit for commit in found if newer_than < commit.version <= up_to]
+        records = self.history(max(0, self.version - newer_than))
+        return [commit for commit in records if newer_than < commit.version <= up_to]
 
     @no_panics
     def query(self, sql: str) -> pa.Table:
         """The answer to a query (DataFusion SQL) in which the table is called `log`."""
-        found = pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
+        rows = pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
         # delta-rs answers with views, which Arrow cannot filter.
-        return found.cast(pa.schema([pa.field(f.name, without_views(f.type)) for f in found.schema]))
+        return rows.cast(pa.schema([pa.field(f.name, without_views(f.type)) for f in rows.schema]))
 
     @no_panics
     def committed(self, transaction: tuple[str, int] | None) -> None:

@@ -131,10 +131,10 @@ class LiveFiles:
 
     def _start(self, version: int) -> None:
         self.forget()
-        found = self._newest_checkpoint(version)
-        if found is None:
+        checkpoint = self._newest_checkpoint(version)
+        if checkpoint is None:
             return
-        at, files = found
+        at, files = checkpoint
         for file in files:
             for add in self._adds(file):
                 self._files[decoded(add["path"])] = add
@@ -142,14 +142,14 @@ class LiveFiles:
 
     def _newest_checkpoint(self, up_to: int) -> tuple[int, list[str]] | None:
         """The newest complete checkpoint, and its files."""
-        found: dict[int, dict[tuple[int, str], list[str]]] = {}
+        checkpoints: dict[int, dict[tuple[int, str], list[str]]] = {}
         for name in self._log.names():
             match = _CHECKPOINT.match(name)
             if match is not None and int(match["version"]) <= up_to:
                 whole = (int(match["parts"] or 1), match["uuid"] or "")
-                found.setdefault(int(match["version"]), {}).setdefault(whole, []).append(name)
-        for version in sorted(found, reverse=True):
-            for (parts, _), files in found[version].items():
+                checkpoints.setdefault(int(match["version"]), {}).setdefault(whole, []).append(name)
+        for version in sorted(checkpoints, reverse=True):
+            for (parts, _), files in checkpoints[version].items():
                 if len(files) == parts:
                     return version, files
         return None
@@ -183,11 +183,11 @@ class LiveFiles:
 
 def _said(add: Mapping[str, Any]) -> Add:
     """An `add` of a checkpoint, whose columns are NULL where an action of a commit would say nothing."""
-    said = {name: value for name, value in add.items() if name in _FIELDS and value is not None}
-    vector = said.get("deletionVector")
+    values = {name: value for name, value in add.items() if name in _FIELDS and value is not None}
+    vector = values.get("deletionVector")
     if vector is not None:
-        said["deletionVector"] = {name: value for name, value in vector.items() if value is not None}
-    return said
+        values["deletionVector"] = {name: value for name, value in vector.items() if value is not None}
+    return values
 
 
 def decoded(path: str) -> str:

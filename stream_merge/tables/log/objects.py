@@ -32,7 +32,7 @@ class Objects:
 
     def names(self, folder: str) -> list[str]:
         """The names of what lies in a folder of the table."""
-        return [found.base_name for found in self.filesystem.get_file_info(pafs.FileSelector(folder))]
+        return [file.base_name for file in self.filesystem.get_file_info(pafs.FileSelector(folder))]
 
     def beginning(self, path: str, most: int) -> bytes:
         """The first bytes of a file, by its decoded path; fewer where it has no more. Cost: a GET.
@@ -45,8 +45,8 @@ class Objects:
 
     def text(self, path: str) -> bytes:
         """A complete file, by its decoded path. Cost: a GET; for one beyond 1 MiB another one, and a HEAD."""
-        found = self.beginning(path, _MOST_TEXT)
-        if len(found) < _MOST_TEXT:
-            return found
+        data = self.beginning(path, _MOST_TEXT)
+        if len(data) < _MOST_TEXT:
+            return data
         with self.filesystem.open_input_file(path) as file:
             return bytes(file.read())

@@ -25,16 +25,16 @@ _BESIDE = "./"
 """Begins the location of a log that is in the folder of its target, which may be moved with it, or copied."""
 
 
-def expect_here(session: SparkSession, spec: MergeSpec, tables: Tables, found: TableSnapshot) -> None:
+def expect_here(session: SparkSession, spec: MergeSpec, tables: Tables, target: TableSnapshot) -> None:
     """Stop where a target's deletes are recorded under another of its names: an older event would win over them."""
-    then = found.properties.get(names.TOMBSTONES_PROPERTY)
+    then = target.properties.get(names.TOMBSTONES_PROPERTY)
     if not spec.tombstones or then is None or then == _own(spec, tables):
         return
-    if own_log(found.table_id, tables.tombstones.snapshot()) is not None:
+    if own_log(target.table_id, tables.tombstones.snapshot()) is not None:
         return
-    there, unseen = _resolved(then, found), ""
+    there, unseen = _resolved(then, target), ""
     try:
-        if own_log(found.table_id, spark_table.find(session, there)) is None:
+        if own_log(target.table_id, spark_table.find(session, there)) is None:
             return  # no delete yet, or they were dropped; a clone has none of its source's
     except (StreamMergeError, Py4JJavaError) as err:
         unseen = f" (which cannot be read: {reason(err)})"
@@ -47,13 +47,13 @@ def expect_here(session: SparkSession, spec: MergeSpec, tables: Tables, found: T
     raise ConfigError(msg, target=spec.target)
 
 
-def locate(session: SparkSession, target: TableRef, found: TableSnapshot) -> TableRef:
+def locate(session: SparkSession, target: TableRef, snapshot: TableSnapshot) -> TableRef:
     """Where the deletes of a table are remembered, whatever it is called here; beside it where none are known."""
-    then = found.properties.get(names.TOMBSTONES_PROPERTY)
+    then = snapshot.properties.get(names.TOMBSTONES_PROPERTY)
     if then is not None:
-        there = _resolved(then, found)
+        there = _resolved(then, snapshot)
         try:
-            if own_log(found.table_id, spark_table.find(session, there)) is not None:
+            if own_log(snapshot.table_id, spark_table.find(session, there)) is not None:
                 return there  # a clone says where its source's are
         except (StreamMergeError, Py4JJavaError):
             pass
@@ -64,7 +64,7 @@ def recorded(
     session: SparkSession,
     spec: MergeSpec,
     tables: Tables,
-    found: TableSnapshot | None,
+    target: TableSnapshot | None,
     *,
     deletes: bool,
     is_prepared: bool,
@@ -80,21 +80,21 @@ def recorded(
     if not spec.tombstones:
         return {}
     own = _own(spec, tables)
-    then = None if found is None else found.properties.get(names.TOMBSTONES_PROPERTY)
-    if found is None or then == own:
+    then = None if target is None else target.properties.get(names.TOMBSTONES_PROPERTY)
+    if target is None or then == own:
         is_said = True
     elif then is None:
         is_said = deletes or not is_prepared
     else:  # one log of two names, or nothing to remember yet
-        is_said = deletes and own_log(found.table_id, tables.tombstones.snapshot()) is None
+        is_said = deletes and own_log(target.table_id, tables.tombstones.snapshot()) is None
     return {names.TOMBSTONES_PROPERTY: own} if is_said else {}
 
 
 def deletes(session: SparkSession, target: TableRef, *, retention_seconds: float | None) -> DataFrame | None:
     """The tombstones of a target that still count, overtaken ones included; None if there are none."""
     name = target.tombstones
-    found = spark_table.find(session, target)
-    if found is None or own_log(found.table_id, spark_table.find(session, name)) is None:
+    snapshot = spark_table.find(session, target)
+    if snapshot is None or own_log(snapshot.table_id, spark_table.find(session, name)) is None:
         return None
     entries = spark_table.rows(session, name)
     if retention_seconds is None:
@@ -113,10 +113,10 @@ def _own(spec: MergeSpec, tables: Tables) -> str:
     return f"{_BESIDE}{name.last}" if is_beside else location
 
 
-def _resolved(location: str, found: TableSnapshot) -> TableRef:
+def _resolved(location: str, target: TableSnapshot) -> TableRef:
     """A table by what the property of its target says."""
     return TableRef(
-        f"{_parent(TableRef(found.location).canonical)}/{location[2:]}" if location.startswith(_BESIDE) else location
+        f"{_parent(TableRef(target.location).canonical)}/{location[2:]}" if location.startswith(_BESIDE) else location
     )
 
 

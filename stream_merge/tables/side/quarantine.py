@@ -65,10 +65,10 @@ Spark reads as many rows at once as a row group has, up to 4,096, and holds each
 
 def check(session: SparkSession, table: TableRef) -> None:
     """Refuse a table in the quarantine's place that cannot take its rows; writes nothing."""
-    found = spark_table.find(session, table)
-    if found is None:
+    snapshot = spark_table.find(session, table)
+    if snapshot is None:
         return
-    types = {f.name: f.dataType for f in found.schema.fields}
+    types = {f.name: f.dataType for f in snapshot.schema.fields}
     missing = [f.name for f in SCHEMA.fields if types.get(f.name) != f.dataType]
     if missing:
         msg = (
@@ -112,19 +112,19 @@ def _is_for_driver(side: DriverSideTable, spec: MergeSpec, session: SparkSession
     """Whether the driver may append the batch; a missing table is created, unless Spark is to write alone."""
     if side.table() is None and spec.engine != "spark":
         _created(session, side.name)
-    found = side.table()
-    if found is None:
+    handle = side.table()
+    if handle is None:
         return False
-    snapshot = found.snapshot()
+    snapshot = handle.snapshot()
     if is_applied(snapshot.transaction, commit.app_id, commit.batch_id):
         return False
     stored, wanted = ([(f.name, f.dataType) for f in schema.fields] for schema in (snapshot.schema, SCHEMA))
-    return stored == wanted and of_table(found, snapshot, "the quarantine") is None
+    return stored == wanted and of_table(handle, snapshot, "the quarantine") is None
 
 
 def _created(session: SparkSession, table: TableRef) -> TableSnapshot:
-    found = spark_table.find(session, table)
-    return found or spark_table.create_plain(session, table, SCHEMA.fields, properties=PROPERTIES)
+    snapshot = spark_table.find(session, table)
+    return snapshot or spark_table.create_plain(session, table, SCHEMA.fields, properties=PROPERTIES)
 
 
 def undecodable_id(caller: Caller, target: TableRef) -> str | None:
@@ -175,18 +175,18 @@ def write_whole(
     """
     session = events.sparkSession
     if not is_written(session, table, commit):
-        found = spark_table.find(session, table)
-        if found is not None and is_applied(found.transaction, commit.app_id, commit.batch_id):
+        snapshot = spark_table.find(session, table)
+        if snapshot is not None and is_applied(snapshot.transaction, commit.app_id, commit.batch_id):
             commit = replace(commit, app_id=None)
     corrupt = contract.corrupt_because(events.columns)
-    kept = events.select(
+    described = events.select(
         F.array(F.when(corrupt.isNull(), F.lit(reason)).otherwise(F.lit(UNDECODABLE))).alias(names.REASONS_COLUMN),
         F.when(corrupt.isNull(), contract.event_text(events.columns)).alias(names.EVENT_COLUMN),
         corrupt.alias(names.CORRUPT_COLUMN),
         contract.origin(events.columns).alias(names.ORIGIN_COLUMN),
     )
     why = F.coalesce(columns.column(names.CORRUPT_COLUMN), F.lit(error))
-    rows = _stored(kept, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
+    rows = _stored(described, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
     missing = _missing(rows, table, commit)
     if missing is None:
         return {}
@@ -198,10 +198,10 @@ def write_whole(
 
 def is_written(session: SparkSession, table: TableRef, commit: SideCommit) -> bool:
     """Whether this batch is the last one that was written under that application id."""
-    found = None if commit.app_id is None else spark_table.find(session, table)
-    if found is None or commit.app_id is None or found.transaction(commit.app_id) != commit.batch_id:
+    snapshot = None if commit.app_id is None else spark_table.find(session, table)
+    if snapshot is None or commit.app_id is None or snapshot.transaction(commit.app_id) != commit.batch_id:
         return False
-    then = commit.recorded_fingerprint(found.version, spark_table.history_of(session, table))
+    then = commit.recorded_fingerprint(snapshot.version, spark_table.history_of(session, table))
     return not is_other(commit.fingerprint, then)
 
 
@@ -252,10 +252,10 @@ def _missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> tuple[Data
     what it says. What another query has written under the same id does not count.
     """
     session = rows.sparkSession
-    found = _created(session, table)
-    if not is_applied(found.transaction, commit.app_id, commit.batch_id):
+    snapshot = _created(session, table)
+    if not is_applied(snapshot.transaction, commit.app_id, commit.batch_id):
         return rows, commit
-    commit.expect_own(found, spark_table.history_of(session, table))
+    commit.expect_own(snapshot, spark_table.history_of(session, table))
     stored = spark_table.rows(session, table).where(F.col("batch_id") == commit.batch_id)
     beyond = _beyond(rows, stored).localCheckpoint(eager=True)
     return None if beyond.isEmpty() else (beyond, replace(commit, app_id=None, judge=None))

@@ -68,7 +68,7 @@ class SideTable(ABC, Generic[Rows]):
     """One side table, by one back end; `accept` says which table it is."""
 
     def __init__(
-        self, name: TableRef, accept: Callable[[TableSnapshot], TableSnapshot | None] = lambda found: found
+        self, name: TableRef, accept: Callable[[TableSnapshot], TableSnapshot | None] = lambda snapshot: snapshot
     ) -> None:
         self.name = name
         self._accept = accept
@@ -110,19 +110,19 @@ class SideTable(ABC, Generic[Rows]):
 class SparkSideTable(SideTable[DataFrame]):
     """A side table by Spark, which reads and writes any. Cost of an append: one Spark job per attempt."""
 
-    def __init__(self, session: SparkSession, name: TableRef, accept: Accept = lambda found: found) -> None:
+    def __init__(self, session: SparkSession, name: TableRef, accept: Accept = lambda snapshot: snapshot) -> None:
         super().__init__(name, accept)
         self._session = session
 
     def snapshot(self, *, newest: bool = True) -> TableSnapshot | None:  # noqa: D102 - Spark keeps none
-        found = spark_table.find(self._session, self.name)
-        return None if found is None else self._accept(found)
+        snapshot = spark_table.find(self._session, self.name)
+        return None if snapshot is None else self._accept(snapshot)
 
     def _is_recorded(self, commit: SideCommit, *, is_retry: bool) -> bool:
         """False: Delta drops what its `txnVersion` shows as written."""
-        found = None if commit.judge is None else spark_table.find(self._session, self.name)
-        if found is not None:
-            commit.expect_own(found, spark_table.history_of(self._session, self.name))
+        snapshot = None if commit.judge is None else spark_table.find(self._session, self.name)
+        if snapshot is not None:
+            commit.expect_own(snapshot, spark_table.history_of(self._session, self.name))
         return False
 
     def _append(self, rows: DataFrame, commit: SideCommit) -> None:
@@ -148,7 +148,7 @@ class DriverSideTable(SideTable[pa.Table]):
         name: TableRef,
         newest: Callable[[], LogHandle | None],
         cached: Callable[[], LogHandle | None],
-        accept: Accept = lambda found: found,
+        accept: Accept = lambda snapshot: snapshot,
     ) -> None:
         super().__init__(name, accept)
         self._newest = newest
@@ -157,27 +157,27 @@ class DriverSideTable(SideTable[pa.Table]):
     def table(self, *, newest: bool = True) -> LogHandle | None:
         """The table, or None while there is none."""
         cached = None if newest else self._cached()
-        found = self._newest() if cached is None else cached
-        return None if found is None or self._accept(found.snapshot()) is None else found
+        handle = self._newest() if cached is None else cached
+        return None if handle is None or self._accept(handle.snapshot()) is None else handle
 
     def snapshot(self, *, newest: bool = True) -> TableSnapshot | None:  # noqa: D102
-        found = self.table(newest=newest)
-        return None if found is None else found.snapshot()
+        handle = self.table(newest=newest)
+        return None if handle is None else handle.snapshot()
 
     def expected(self, *, newest: bool = False) -> LogHandle:
         """The handle of a table that must be there."""
-        found = self.table(newest=newest)
-        if found is None:
+        handle = self.table(newest=newest)
+        if handle is None:
             msg = f"[TABLE_NOT_FOUND] {self.name!r} disappeared during a batch; restart the query"
             raise MergeFailedError(msg, target=self.name)
-        return found
+        return handle
 
     def _is_recorded(self, commit: SideCommit, *, is_retry: bool) -> bool:
-        found = self.expected(newest=is_retry)
+        handle = self.expected(newest=is_retry)
         if not is_retry:
-            found.refresh_if_free()
-        snapshot = found.snapshot()
-        commit.expect_own(snapshot, found.commits)
+            handle.refresh_if_free()
+        snapshot = handle.snapshot()
+        commit.expect_own(snapshot, handle.commits)
         return is_applied(snapshot.transaction, commit.app_id, commit.batch_id)
 
     def _append(self, rows: pa.Table, commit: SideCommit) -> None:

@@ -58,18 +58,18 @@ _KEY, _SEQUENCE = "__stream_merge_key_{}", "__stream_merge_of_event"
 """No key is called so, whose columns stand beside these."""
 
 
-def own_log(target_id: str, found: TableSnapshot | None) -> TableSnapshot | None:
+def own_log(target_id: str, snapshot: TableSnapshot | None) -> TableSnapshot | None:
     """The tombstones' table, if it belongs to this very target: one that was dropped and re-created starts without."""
-    if found is None or found.properties.get(names.TARGET_ID_PROPERTY) != target_id:
+    if snapshot is None or snapshot.properties.get(names.TARGET_ID_PROPERTY) != target_id:
         return None
-    version = found.properties.get(names.FORMAT_PROPERTY)
+    version = snapshot.properties.get(names.FORMAT_PROPERTY)
     if version not in (None, names.FORMAT_VERSION):
         msg = (
-            f"[VERSION_MISMATCH] the tombstone table at {found.location!r} has format {version!r} of another version of"
-            f" stream_merge, this one supports {names.FORMAT_VERSION!r}; upgrade stream_merge"
+            f"[VERSION_MISMATCH] the tombstone table at {snapshot.location!r} has format {version!r} of another version"
+            f" of stream_merge, this one supports {names.FORMAT_VERSION!r}; upgrade stream_merge"
         )
         raise ConfigError(msg)
-    return found
+    return snapshot
 
 
 class Tombstones(ABC, Generic[Rows]):
@@ -100,8 +100,8 @@ class Tombstones(ABC, Generic[Rows]):
 
     def version(self) -> int | None:
         """Newest version of the log; None while there is none for this target."""
-        found = self._table.snapshot()
-        return None if found is None else found.version
+        snapshot = self._table.snapshot()
+        return None if snapshot is None else snapshot.version
 
     def remember(self, commit: SideCommit) -> None:
         """Append the batch's deletes to the log, which is created before the first one."""
@@ -136,8 +136,8 @@ class Tombstones(ABC, Generic[Rows]):
         """
         files = 0
         for newest in (False, True):  # somebody else may have tidied it meanwhile
-            found = self._table.snapshot(newest=newest)
-            files = 0 if found is None else found.files or 0
+            snapshot = self._table.snapshot(newest=newest)
+            files = 0 if snapshot is None else snapshot.files or 0
             if files < TIDY_FILES:
                 return
         try:
@@ -158,12 +158,12 @@ class Tombstones(ABC, Generic[Rows]):
         fields = [*self._layout.key_fields, StructField(names.SEQUENCE_COLUMN, self._layout.sequence_type)]
         return StructType([StructField(field.name, columns.nullable(field.dataType)) for field in fields])
 
-    def _judged(self, found: TableSnapshot | None, events: Rows) -> Hits:
-        none = Hits(version=None if found is None else found.version)
-        if found is None or found.files == 0:
+    def _judged(self, snapshot: TableSnapshot | None, events: Rows) -> Hits:
+        none = Hits(version=None if snapshot is None else snapshot.version)
+        if snapshot is None or snapshot.files == 0:
             return none
         judged = [
-            judging.judge(entries, matched, pairs, version=found.version, types=self._types)
+            judging.judge(entries, matched, pairs, version=snapshot.version, types=self._types)
             for entries, matched, pairs in self._matched(events)
         ]
         return functools.reduce(Hits.__add__, judged) if judged else none
@@ -211,9 +211,9 @@ class DriverTombstones(Tombstones[pa.Table]):
         return rows.append_column(names.RECORDED_AT_COLUMN, recorded_at)
 
     def hits(self) -> Hits:  # noqa: D102
-        found = self._log.table(newest=False)
-        if found is not None:
-            found.refresh_if_free()
+        handle = self._log.table(newest=False)
+        if handle is not None:
+            handle.refresh_if_free()
         return super().hits()
 
     def _matched(self, events: pa.Table) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
@@ -232,12 +232,12 @@ class DriverTombstones(Tombstones[pa.Table]):
         return [count or 0 for count in self._log.expected().files()["num_records"].to_pylist()]
 
     def _compact(self, *, clears: bool, judges: bool) -> None:
-        found = self._log.expected()
+        handle = self._log.expected()
         if not clears or not (judges or self._oldest is not None):
-            rewrite(found)
+            rewrite(handle)
             return
-        entries = self._unexpired(rows(found))
-        rewrite(found, judging.standing(entries, self._keys) if judges else entries)
+        entries = self._unexpired(rows(handle))
+        rewrite(handle, judging.standing(entries, self._keys) if judges else entries)
 
 
 class SparkTombstones(Tombstones[DataFrame]):
@@ -382,13 +382,15 @@ def _begin(
     spark_table.start_over(session, table, fields, properties=properties, once=once)
 
 
-def widen_schema(session: SparkSession, spec: MergeSpec, target_id: str, layout: Layout, found: TableSnapshot) -> None:
+def widen_schema(
+    session: SparkSession, spec: MergeSpec, target_id: str, layout: Layout, snapshot: TableSnapshot
+) -> None:
     """Widen the types of keys and sequence to the target's.
 
     The table is rewritten in one commit: its entries stay valid, and it stays a plain table, which the driver can
     write; it could not with type widening.
     """
-    if _widened(spec, layout, found.schema) is None:
+    if _widened(spec, layout, snapshot.schema) is None:
         return
     table = spec.tombstone_target
 
