@@ -11,7 +11,7 @@ from pathlib import Path
 from stream_merge.engines.costs import Work
 from stream_merge.spark.memory import SHARE_OF_FREE_MEMORY, groups
 from stream_merge.tables.files.eligibility import Ineligible
-from stream_merge.tables.files.table import Touched
+from stream_merge.tables.files.find import Candidate
 
 
 class Reservations:
@@ -126,14 +126,14 @@ COPIES_OF_EVENTS, COPIES_OF_ROWS = 3, 4
 
 
 def memory_before(
-    work: Work, touched: Sequence[Touched], event_bytes: int | None, *, rewriting: int = 0, is_whole: bool = False
+    work: Work, touched: Sequence[Candidate], event_bytes: int | None, *, rewriting: int = 0, is_whole: bool = False
 ) -> int:
     """Bytes that a merge may take, estimated before rows are read: one row for each event.
 
     `event_bytes` is None while the events are not in the driver; `rewriting`: bytes of rows in memory at once while
     files are rewritten; `is_whole`: all rows of the files are read, beside a full copy of the table.
     """
-    files = [one.candidate.footer for one in touched]
+    files = [one.footer for one in touched]
     rows = sum(file.rows for file in files)
     width = sum(file.row_bytes * file.rows for file in files) / rows if rows else work.row_bytes
     row_bytes = int(width * (rows if is_whole else min(work.events, rows)))

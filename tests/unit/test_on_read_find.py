@@ -48,7 +48,7 @@ from stream_merge.tables.files import eligibility, partitions
 from stream_merge.tables.files import eligibility as of_delta_rs
 from stream_merge.tables.files.find import EVENT, FILE, POSITION, Candidate, conformed, find, live_rows, odd_names
 from stream_merge.tables.files.footers import Footers, is_readable
-from stream_merge.tables.files.table import TableFiles, Touched, table_files
+from stream_merge.tables.files.table import TableFiles, table_files
 from stream_merge.tables.log.handle import open_table
 from stream_merge.tables.log.live_files import UnreadableLogError
 
@@ -90,7 +90,7 @@ class Files:
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(rows, file, **how)
-        found = Candidate(path=path, footer=self.footers.of(path, file.stat().st_size), partition=partition)
+        found = Candidate(path=path, footer=self.footers.of(path, file.stat().st_size), partition=partition, add={})
         self.candidates.append(found)
         return found
 
@@ -479,7 +479,7 @@ def test_files_that_are_refused(root, rows, how, said):
 
     assert found.footer.problem is not None
     assert said in found.footer.problem
-    refused = eligibility.of_files([Touched(candidate=found, add={})], "the target")
+    refused = eligibility.of_files([found], "the target")
     assert refused is not None
     assert refused.reason == "column"
     assert "'p=x/odd.parquet'" in refused.detail
@@ -748,7 +748,7 @@ def test_a_file_whose_name_stands_for_others_is_not_taken_for_them(root, name):
     odd = files.write(pa.table({"id": longs(1), "name": ["mine"]}), name)
     matching = name.replace("[ab]", "a").replace("[1]", "1").replace("?", "a").replace("*", "a")
     beside = files.write(pa.table({"id": longs(1), "name": ["beside"]}), matching)
-    if eligibility.of_files([Touched(candidate=one, add={}) for one in (odd, beside)], "the target") is not None:
+    if eligibility.of_files([odd, beside], "the target") is not None:
         return
 
     assert [(row[FILE], row["name"]) for row in files.find(id=longs(1))] == [(0, "mine"), (1, "beside")]
@@ -919,8 +919,8 @@ class Table:
         )
         snapshot = native.snapshot()
         found = table_files(native, snapshot).touched(native, snapshot, KeyBounds(columns=columns))
-        assert all(one.add["path"] == one.candidate.path for one in found)
-        return [one.candidate.path for one in found]
+        assert all(one.add["path"] == one.path for one in found)
+        return [one.path for one in found]
 
 
 def test_files_whose_statistics_rule_a_key_out_are_not_looked_into(root):
@@ -1068,12 +1068,12 @@ def test_footers_are_looked_at_again_when_the_schema_has_changed(root):
     assert native is not None
     before = native.snapshot()
     on_read = table_files(native, before)
-    assert [one.candidate.footer.problem for one in on_read.touched(native, before, KeyBounds())] == [None]
+    assert [one.footer.problem for one in on_read.touched(native, before, KeyBounds())] == [None]
     metadata = json.loads((root / "_delta_log" / f"{0:020}.json").read_text().splitlines()[2])
     metadata["metaData"]["schemaString"] = schema(id=LONG, v=TEXT).json()
     table.put(metadata)
     native.refresh()
     after = native.snapshot()
-    problems = [one.candidate.footer.problem for one in table_files(native, after).touched(native, after, KeyBounds())]
+    problems = [one.footer.problem for one in table_files(native, after).touched(native, after, KeyBounds())]
 
     assert problems == [f"file {file.path!r} holds column 'v' as int64, not as string"]

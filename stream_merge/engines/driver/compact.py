@@ -18,8 +18,8 @@ from stream_merge.spark.errors import reason
 from stream_merge.tables.files import commit, eligibility, vectors
 from stream_merge.tables.files.compaction import Stored, rounds
 from stream_merge.tables.files.data_file import write_data_file
-from stream_merge.tables.files.find import live_rows
-from stream_merge.tables.files.table import TableFiles, Touched, sizes_of, table_files
+from stream_merge.tables.files.find import Candidate, live_rows
+from stream_merge.tables.files.table import TableFiles, file_sizes, table_files
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import decoded
 
@@ -69,21 +69,15 @@ def _compacted(handle: LogHandle, promise: Promise) -> Tidied:
     if refused is not None:
         run = MaintenanceRun(outcome="nothing", detail=refused.detail)
         return Tidied(maintenance=run, debt=_debt(rows, stored, awaiting))
-    with table.folder.holding({**sizes_of(files), **vectors.files_of(one.add for one in files)}):
+    with table.folder.holding({**file_sizes(files), **vectors.files_of(one.add for one in files)}):
         parts = _rows(table, snapshot, files, promise)
     if len(parts) < min(2, len(files)):
         return Tidied(maintenance=_no_memory(), debt=_debt(rows, stored, awaiting))
     files = files[: len(parts)]
     awaiting = (*awaiting[:number], awaiting[number][len(files) :], *awaiting[number + 1 :])
     made = _written(table, snapshot, files, pa.concat_tables(parts))
-    try:
-        table.folder.commit(made)
-    except commit.ConcurrentWriteException:
-        table.folder.discard(decoded(add["path"]) for add in made.adds)
-        raise
-    table.live.follow(made.version, list(made.actions()))
-    handle.committed(made.transaction)
-    written = {one.candidate.path for one in files}
+    table.commit(handle, made, [decoded(add["path"]) for add in made.adds])
+    written = {one.path for one in files}
     left = [file for file in stored if file.path not in written]
     gone = sum(file.deleted for file in stored) - sum(file.deleted for file in left)
     return Tidied(
@@ -92,26 +86,26 @@ def _compacted(handle: LogHandle, promise: Promise) -> Tidied:
     )
 
 
-def _affordable(table: TableFiles, files: Sequence[Touched], promise: Promise) -> Sequence[Touched]:
+def _affordable(table: TableFiles, files: Sequence[Candidate], promise: Promise) -> Sequence[Candidate]:
     """As many of the files as there is memory for, as far as is known before they are read; none if one of several."""
     least = min(2, len(files))
     while len(files) >= least:
-        row_bytes = table.expansion * sum(map(_encoded_bytes, files))
+        row_bytes = table.expansion * sum(one.encoded_bytes for one in files)
         if promise.cover(BASE_BYTES + int(_COPIES * row_bytes)) is None:
             return files
         files = files[: len(files) // 2]
     return ()
 
 
-def _rows(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched], promise: Promise) -> Sequence[pa.Table]:
+def _rows(
+    table: TableFiles, snapshot: TableSnapshot, files: Sequence[Candidate], promise: Promise
+) -> Sequence[pa.Table]:
     """The live rows of the files, one after the other, of as many as there turns out to be memory for."""
     tables: list[pa.Table] = []
     total = 0
     for one in files:
         before, parts = total, []
-        for part in live_rows(
-            table.folder.root, one.candidate, vectors.of(one.add, table.folder.root), snapshot.schema
-        ):
+        for part in live_rows(table.folder.root, one, vectors.of(one.add, table.folder.root), snapshot.schema):
             parts.append(part)
             total += part.nbytes
             table.expands(one, total - before)
@@ -119,10 +113,6 @@ def _rows(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched], 
                 return tables
         tables.append(pa.concat_tables(parts))
     return tables
-
-
-def _encoded_bytes(one: Touched) -> float:
-    return one.candidate.footer.row_bytes * one.candidate.footer.rows
 
 
 def _no_memory() -> MaintenanceRun:
@@ -134,7 +124,7 @@ def _debt(rows: int, stored: Sequence[Stored], awaiting: Sequence[Sequence[Store
     return ReadDebt(rows=rows, deleted_rows=deleted, awaiting_files=sum(map(len, awaiting)))
 
 
-def _written(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched], rows: pa.Table) -> commit.Commit:
+def _written(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Candidate], rows: pa.Table) -> commit.Commit:
     """The rows of files of one partition in a new file, and the commit that puts it in their place."""
     now_ms = int(time.time() * 1000)
     rows = rows.drop_columns(list(snapshot.partition_columns))
@@ -144,7 +134,7 @@ def _written(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched
             table.folder.root,
             rows,
             snapshot.schema,
-            partition=files[0].candidate.partition,
+            partition=files[0].partition,
             properties=snapshot.properties,
             now_ms=now_ms,
         )

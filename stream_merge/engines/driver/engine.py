@@ -20,7 +20,7 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.tables.files.eligibility import Ineligible, of_clauses, of_events, of_files, of_layout, of_table
 from stream_merge.tables.files.features import mode_of
-from stream_merge.tables.files.table import sizes_of, table_files
+from stream_merge.tables.files.table import file_sizes, table_files
 from stream_merge.tables.table import Tables
 
 
@@ -55,7 +55,7 @@ def start(job: MergeJob, why: str) -> Execution | Ineligible:
     try:
         known = table_files(table, job.target)
         touched = known.touched(table, job.target, job.batch.bounds)
-        too_many = known.folder.obstacle(sizes_of(touched))
+        too_many = known.folder.obstacle(file_sizes(touched))
     except Exception as err:
         detail = f"the target's files could not be looked into ({type(err).__name__}: {err})"
         return Ineligible(reason="storage", detail=detail)

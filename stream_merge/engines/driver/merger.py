@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.driver.conditions import NotReadError, needed
 from stream_merge.engines.driver.decide import Decision, decide
-from stream_merge.engines.driver.write import Attempt, DeadRows, rewritten_bytes
+from stream_merge.engines.driver.write import Attempt, rewritten_bytes
 from stream_merge.engines.memory import Promise, memory_needed, refusal_of_memory
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
@@ -24,11 +24,11 @@ from stream_merge.shapes.clauses import Clause, Delete, DeleteMissing, Newer
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
-from stream_merge.tables.files import commit, eligibility
+from stream_merge.tables.files import eligibility
 from stream_merge.tables.files.eligibility import Ineligible
 from stream_merge.tables.files.features import mode_of
-from stream_merge.tables.files.find import find
-from stream_merge.tables.files.table import TableFiles, Touched, sizes_of, table_files
+from stream_merge.tables.files.find import Candidate, find
+from stream_merge.tables.files.table import DeadRows, TableFiles, file_sizes, table_files
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.side.judging import Hits
 
@@ -139,11 +139,11 @@ class DriverMerger:
         if refused is not None:
             raise NoLongerEligibleError(refused)
         dead = DeadRows(table, touched)
-        with table.folder.holding(sizes_of(touched)):
+        with table.folder.holding(file_sizes(touched)):
             decision = self._decided(clauses, snapshot, source, table, dead)
             decided = time.perf_counter()
             scan_ms = int((decided - started) * 1000)
-            self._expect_allowed(decision, touched, dead, batch_id=tag.batch_id)
+            self._expect_allowed(decision, dead, batch_id=tag.batch_id)
             metrics = _counted(decision, source, touched, handle)
             if decision.changes_nothing:
                 return MergeReport(metrics={**metrics, "scanTimeMs": scan_ms})
@@ -154,7 +154,7 @@ class DriverMerger:
             try:
                 metrics |= attempt.write(mode, dead)
             except BaseException:
-                attempt.discard()
+                table.folder.discard(attempt.files)
                 raise
         metrics |= {
             "scanTimeMs": scan_ms,
@@ -167,13 +167,7 @@ class DriverMerger:
             "inserted": decision.inserted.select(keys),
             "updated": decision.after.select(keys),
         }
-        try:
-            table.folder.commit(made)
-        except commit.ConcurrentWriteException:  # of any other failure nobody knows yet whether it has landed
-            attempt.discard()
-            raise
-        table.live.follow(made.version, list(made.actions()))
-        handle.committed(made.transaction)
+        table.commit(handle, made, attempt.files)
         return MergeReport(
             inserted=metrics["numTargetRowsInserted"],
             updated=metrics["numTargetRowsUpdated"],
@@ -192,12 +186,11 @@ class DriverMerger:
     ) -> Decision:
         """What changes, over as few columns of the rows as will do."""
         layout, schema, root = self._layout, snapshot.schema, table.folder.root
-        candidates = [one.candidate for one in dead.touched]
 
         def over(columns: Collection[str] | None) -> Decision:
             rows = find(
                 root,
-                candidates,
+                dead.touched,
                 source,
                 layout.keys,
                 schema,
@@ -212,11 +205,11 @@ class DriverMerger:
             return over(columns)
         return over(None)
 
-    def _expect_allowed(self, decision: Decision, touched: Sequence[Touched], dead: DeadRows, *, batch_id: int) -> None:
+    def _expect_allowed(self, decision: Decision, dead: DeadRows, *, batch_id: int) -> None:
         """Stop where a full copy must not be merged into the version that was read."""
         if not self._spec.is_whole:
             return
-        rows = sum(one.candidate.footer.rows - len(dead.positions(number)) for number, one in enumerate(touched))
+        rows = sum(one.footer.rows - len(dead.positions(number)) for number, one in enumerate(dead.touched))
         counts = Copied(rows=rows, missing=decision.missing)
         shape_of(self._spec).expect_allowed(counts, target=self._spec.target, batch_id=batch_id)
 
@@ -240,7 +233,7 @@ class DriverMerger:
         return Ineligible(reason="schema_change", detail=f"column(s) {other!r} of the target have changed meanwhile")
 
 
-def _counted(decision: Decision, events: pa.Table, touched: Sequence[Touched], handle: LogHandle) -> dict[str, int]:
+def _counted(decision: Decision, events: pa.Table, touched: Sequence[Candidate], handle: LogHandle) -> dict[str, int]:
     """What a merge did to rows, and what it looked at, under Delta's names."""
     sizes = handle.files()["size_bytes"]
     updated, deleted = decision.after.num_rows, decision.deleted.num_rows

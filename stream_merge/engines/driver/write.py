@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
 
@@ -23,8 +22,8 @@ from stream_merge.tables.files.data_file import (
     write_change_file,
     write_data_file,
 )
-from stream_merge.tables.files.find import FILE, POSITION, live_rows
-from stream_merge.tables.files.table import TableFiles, Touched
+from stream_merge.tables.files.find import Candidate, live_rows
+from stream_merge.tables.files.table import DeadRows, TableFiles, rows_by_file
 from stream_merge.tables.log.live_files import decoded
 
 _SMALL_BYTES = 8 << 20
@@ -35,44 +34,13 @@ _AT_ONCE = 2
 """Files that are rewritten side by side."""
 
 _Partition = tuple[tuple[str, str | None], ...]
-_Losing = tuple[Touched, BitMap64]
+_Losing = tuple[Candidate, BitMap64]
 """A file, and the positions of all its rows that are deleted once the attempt is committed."""
 
 
-class DeadRows:
-    """The deletion vectors of touched files, as the table has them."""
-
-    def __init__(self, table: TableFiles, touched: Sequence[Touched]) -> None:
-        self.touched = touched
-        self._folder = table.folder
-        self._read: dict[int, BitMap64] = {}
-
-    def positions(self, number: int) -> BitMap64:
-        """Positions of the deleted rows of a file, by its number; not to be changed."""
-        if number not in self._read:
-            self._load([number])
-        return self._read[number]
-
-    def live(self, rows: pa.Table) -> pa.Array:
-        """Which rows (`find.find`) are not deleted: booleans."""
-        mask = np.ones(rows.num_rows, dtype=bool)
-        files = [one for one in _by_file(rows) if self.touched[one[0]].add.get("deletionVector") is not None]
-        self._load(number for number, _, _ in files)
-        for number, positions, at in files:
-            dead = BitMap64(positions) & self._read[number]
-            mask[at[np.isin(positions, np.fromiter(dead, np.int64, len(dead)))]] = False
-        return pa.array(mask)
-
-    def _load(self, numbers: Iterable[int]) -> None:
-        missing = [number for number in numbers if number not in self._read]
-        adds = [self.touched[number].add for number in missing]
-        with self._folder.holding(vectors.files_of(adds)):
-            self._read.update(zip(missing, (vectors.of(add, self._folder.root) for add in adds), strict=True))
-
-
-def rewritten_bytes(table: TableFiles, touched: Iterable[Touched]) -> int:
+def rewritten_bytes(table: TableFiles, touched: Iterable[Candidate]) -> int:
     """Bytes of rows that are in memory at once while files are rewritten, at most."""
-    sizes = [_encoded_bytes(one) for one in touched]
+    sizes = [one.encoded_bytes for one in touched]
     small = sum(size for size in sizes if size < _SMALL_BYTES)
     large = sorted(min(table.expansion * size, _MOST_BYTES) for size in sizes if size >= _SMALL_BYTES)
     return int(max(min(table.expansion * small, _MOST_BYTES), sum(large[-_AT_ONCE:])))
@@ -90,7 +58,8 @@ class Attempt:
         self._removes: list[Mapping[str, Any]] = []
         self._adds: list[Mapping[str, Any]] = []
         self._changes: list[Mapping[str, Any]] = []
-        self._files: list[str] = []
+        self.files: list[str] = []
+        """What was written, by decoded paths: to be discarded if the commit is lost."""
 
     def write(self, mode: Mode, dead: DeadRows) -> dict[str, int]:
         """Write all files, and return metrics by Delta's names.
@@ -99,20 +68,20 @@ class Attempt:
         """
         losing = [
             (dead.touched[number], dead.positions(number) | BitMap64(positions))
-            for number, positions, _ in _by_file(self._decision.gone)
+            for number, positions, _ in rows_by_file(self._decision.gone)
         ]
         self._removes += [commit.removed(one.add, self._now_ms) for one, _ in losing]
-        shrunk = [(one, gone) for one, gone in losing if len(gone) < one.candidate.footer.rows]
+        shrunk = [(one, gone) for one, gone in losing if len(gone) < one.footer.rows]
         marked = [one for one, _ in shrunk] if mode == "mark" else []
         new = self._append({}) if mode == "mark" else self._rewrite(shrunk)
         if mode == "mark":
             self._mark(shrunk)
-        self._table.folder.send(self._files)
+        self._table.folder.send(self.files)
         self._adds += new
         had_vector = [one.add.get("deletionVector") is not None for one in marked]
         emptied = [one for one, _ in losing if one not in marked]
         return {
-            "numTargetRowsCopied": sum(one.candidate.footer.rows - len(gone) for one, gone in shrunk if not marked),
+            "numTargetRowsCopied": sum(one.footer.rows - len(gone) for one, gone in shrunk if not marked),
             "numTargetFilesAdded": len(new),
             "numTargetBytesAdded": sum(int(add["size"]) for add in new),
             "numTargetFilesRemoved": len(emptied),
@@ -140,25 +109,21 @@ class Attempt:
             in_commit_timestamp=commit.timestamp_after(self._snapshot, self._table.folder.log, self._now_ms),
         )
 
-    def discard(self) -> None:
-        """Delete what was written for a commit that is known to be lost."""
-        self._table.folder.discard(self._files)
-
     def _mark(self, shrunk: Sequence[_Losing]) -> None:
         """Add the files again with a larger deletion vector."""
-        described = vectors.write(self._root, {one.candidate.path: gone for one, gone in shrunk})
-        self._files += vectors.files_of({"deletionVector": vector} for vector in described.values())
+        described = vectors.write(self._root, {one.path: gone for one, gone in shrunk})
+        self.files += vectors.files_of({"deletionVector": vector} for vector in described.values())
         for one, _ in shrunk:
-            vector = described[one.candidate.path]
-            self._adds.append(commit.added_again(one.add, vector, one.candidate.footer.rows))
+            vector = described[one.path]
+            self._adds.append(commit.added_again(one.add, vector, one.footer.rows))
 
     def _rewrite(self, shrunk: Sequence[_Losing]) -> list[Mapping[str, Any]]:
         """Write what is left of the files, the small ones together with the new rows of their partition."""
         small: dict[_Partition, list[_Losing]] = defaultdict(list)
         large: list[_Losing] = []
         for one, gone in shrunk:
-            if _encoded_bytes(one) < _SMALL_BYTES:
-                small[tuple(one.candidate.partition.items())].append((one, gone))
+            if one.encoded_bytes < _SMALL_BYTES:
+                small[tuple(one.partition.items())].append((one, gone))
             else:
                 large.append((one, gone))
         with ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -167,14 +132,14 @@ class Attempt:
 
     def _rewritten(self, losing: _Losing) -> list[Mapping[str, Any]]:
         # Their rows may be in an order that someone gave them: compaction leaves them alone.
-        partition = losing[0].candidate.partition
+        partition = losing[0].partition
         return [self._written(rows, partition, OTHERS_PREFIX) for rows in _in_parts(self._left(losing))]
 
     def _left(self, losing: _Losing) -> Iterator[pa.Table]:
         """The rows that a file keeps, without its partition columns."""
         one, gone = losing
         total = 0
-        for part in live_rows(self._root, one.candidate, gone, self._snapshot.schema):
+        for part in live_rows(self._root, one, gone, self._snapshot.schema):
             total += part.nbytes
             yield part.drop_columns(list(self._snapshot.partition_columns))
         self._table.expands(one, total)
@@ -198,7 +163,7 @@ class Attempt:
                 change = write_change_file(
                     self._root, part, schema, partition=values, properties=self._snapshot.properties
                 )
-                self._files.append(decoded(change["path"]))
+                self.files.append(decoded(change["path"]))
                 self._changes.append(change)
         return new
 
@@ -212,7 +177,7 @@ class Attempt:
             now_ms=self._now_ms,
             prefix=prefix,
         )
-        self._files.append(decoded(add["path"]))
+        self.files.append(decoded(add["path"]))
         return add
 
 
@@ -228,19 +193,6 @@ def _in_parts(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
             part, total = [], 0
     if any(rows.num_rows for rows in part):
         yield pa.concat_tables(part)
-
-
-def _encoded_bytes(one: Touched) -> float:
-    return one.candidate.footer.row_bytes * one.candidate.footer.rows
-
-
-def _by_file(rows: pa.Table) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """The number of each file in rows (`find.find`), the positions in it, and where in the rows they are."""
-    files, positions = rows[FILE].to_numpy(), rows[POSITION].to_numpy()
-    order = np.argsort(files, kind="stable")
-    numbers, starts = np.unique(files[order], return_index=True)
-    for number, at in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
-        yield number, positions[at], at
 
 
 def _feed(decision: Decision) -> pa.Table:

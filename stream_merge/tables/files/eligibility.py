@@ -38,9 +38,8 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.sequence import leaves
 from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
 from stream_merge.tables.files import features, partitions
-from stream_merge.tables.files.find import odd_names
+from stream_merge.tables.files.find import Candidate, odd_names
 from stream_merge.tables.files.footers import GLOB
-from stream_merge.tables.files.table import Touched
 from stream_merge.tables.log.handle import LogHandle
 
 Place = Literal["key", "sequence", "payload", "nested", "carried", "partition"]
@@ -248,9 +247,9 @@ def of_clauses(clauses: Iterable[Clause]) -> Ineligible | None:
     return None
 
 
-def of_files(touched: Sequence[Touched], what: str) -> Ineligible | None:
+def of_files(touched: Sequence[Candidate], what: str) -> Ineligible | None:
     """Whether the files hold the table's columns in a way that is read as Spark reads it."""
-    problem = next((one.candidate.footer.problem for one in touched if one.candidate.footer.problem), None)
+    problem = next((one.footer.problem for one in touched if one.footer.problem), None)
     return None if problem is None else Ineligible(reason="column", detail=f"{problem} ({what})")
 
 

@@ -32,6 +32,7 @@ from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.files import partitions
 from stream_merge.tables.files.footers import Footer
 from stream_merge.tables.log import handle
+from stream_merge.tables.log.live_files import Add
 
 EVENT, FILE, POSITION = "__stream_merge_event", "__stream_merge_file", "__stream_merge_position"
 OWN_COLUMNS = frozenset({"filename", "file_row_number", "file_index"})
@@ -54,13 +55,19 @@ _SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A file that may hold keys of the batch."""
+    """A live file that may hold keys of the batch."""
 
     path: str
     """Decoded, relative to the table."""
     footer: Footer
     partition: Mapping[str, str | None]
     """`partitionValues` of its `add`."""
+    add: Add
+
+    @property
+    def encoded_bytes(self) -> float:
+        """Bytes of its rows before compression."""
+        return self.footer.row_bytes * self.footer.rows
 
 
 def find(

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,8 +16,8 @@ from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.files import commit, vectors
 from stream_merge.tables.files.data_file import write_data_file
-from stream_merge.tables.files.find import FILE, POSITION, find, live_rows
-from stream_merge.tables.files.table import TableFiles, Touched, sizes_of, table_files
+from stream_merge.tables.files.find import Candidate, find, live_rows
+from stream_merge.tables.files.table import DeadRows, TableFiles, file_sizes, table_files
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import decoded
 
@@ -56,23 +55,10 @@ def rows_with_keys(handle: LogHandle, events: pa.Table, keys: Sequence[str], bou
     if count is not None and count <= MOST_KEPT_ROWS:
         return rows(handle)
     table, touched = _touched(handle, bounds)
-    schema = handle.snapshot().schema
-    with _held(table, touched):
-        matched = find(
-            table.folder.root,
-            [one.candidate for one in touched],
-            events.select(keys),
-            keys,
-            schema,
-            room_for=lambda _: None,
-        )
-        live = np.ones(matched.num_rows, dtype=bool)
-        file, position = matched[FILE].to_numpy(), matched[POSITION].to_numpy()
-        for number, one in enumerate(touched):
-            dead = vectors.of(one.add, table.folder.root)
-            if dead:
-                live &= ~((file == number) & np.isin(position, np.fromiter(dead, np.int64, len(dead))))
-    return matched.filter(pa.array(live)).select(schema.names)
+    schema, dead = handle.snapshot().schema, DeadRows(table, touched)
+    with table.folder.holding(file_sizes(touched)):
+        matched = find(table.folder.root, touched, events.select(keys), keys, schema, room_for=lambda _: None)
+        return matched.filter(dead.live(matched)).select(schema.names)
 
 
 def append(handle: LogHandle, new: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None) -> None:
@@ -136,33 +122,23 @@ def _commit(
         adds=adds,
         in_commit_timestamp=commit.timestamp_after(snapshot, table.folder.log, now_ms),
     )
-    try:
-        table.folder.send(written)
-        table.folder.commit(made)
-    except commit.ConcurrentWriteException:  # of any other failure nobody knows yet whether it has landed
-        table.folder.discard(written)
-        raise
-    table.live.follow(made.version, list(made.actions()))
-    handle.committed(made.transaction)
+    table.folder.send(written)
+    table.commit(handle, made, written)
 
 
 def _read(handle: LogHandle) -> pa.Table:
     table, touched = _touched(handle, _EVERY_FILE)
     schema, root = handle.snapshot().schema, table.folder.root
     nothing = pa.schema([(field.name, arrow_type(field.dataType)) for field in schema.fields]).empty_table()
-    with _held(table, touched):
-        parts = [part for one in touched for part in live_rows(root, one.candidate, vectors.of(one.add, root), schema)]
+    with table.folder.holding({**file_sizes(touched), **vectors.files_of(one.add for one in touched)}):
+        parts = [part for one in touched for part in live_rows(root, one, vectors.of(one.add, root), schema)]
     return pa.concat_tables([nothing, *parts])
 
 
-def _touched(handle: LogHandle, bounds: KeyBounds) -> tuple[TableFiles, Sequence[Touched]]:
+def _touched(handle: LogHandle, bounds: KeyBounds) -> tuple[TableFiles, Sequence[Candidate]]:
     snapshot = handle.snapshot()
     table = table_files(handle, snapshot)
     return table, table.touched(handle, snapshot, bounds)
-
-
-def _held(table: TableFiles, touched: Sequence[Touched]) -> Any:
-    return table.folder.holding({**sizes_of(touched), **vectors.files_of(one.add for one in touched)})
 
 
 def _at(handle: LogHandle) -> tuple[int, int]:
