@@ -11,7 +11,7 @@ from stream_merge.engines.base import MergeJob
 from stream_merge.engines.costs import DRIVER_EVENTS
 from stream_merge.shapes.arrow_order import is_legible
 from stream_merge.spark.errors import exceeds_driver_results
-from stream_merge.tables.files.eligibility import Ineligible, of_keys, of_table
+from stream_merge.tables.files.eligibility import Ineligible, keys_obstacle, table_obstacle
 from stream_merge.tables.side.side_table import DriverSideTable, SparkSideTable
 from stream_merge.tables.side.tombstones import DriverTombstones, SparkTombstones, own_log
 
@@ -51,7 +51,7 @@ def refused_log(job: MergeJob) -> Ineligible | None:
         return None
     if job.log is None:
         return Ineligible(reason="storage", detail="the tombstone table is not where the driver can read it")
-    return of_keys(job.layout) or of_table(job.log, job.log_snapshot, "the tombstone table")
+    return keys_obstacle(job.layout) or table_obstacle(job.log, job.log_snapshot, "the tombstone table")
 
 
 def quickly(job: MergeJob) -> DriverTombstones | None:

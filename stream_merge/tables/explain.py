@@ -95,7 +95,7 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     shape = None if recorded is None else filled_as(recorded)
     commits = table.history(last)
     merges = tuple(_merges(commits))
-    refused = eligibility.of_table(table, snapshot, "the table") or eligibility.of_recorded(snapshot)
+    refused = eligibility.table_obstacle(table, snapshot, "the table") or eligibility.recorded_obstacle(snapshot)
     driver = _refused_shape(shape) or (None if refused is None else refused.detail)
     return Explained(
         version=snapshot.version,

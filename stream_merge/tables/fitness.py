@@ -54,7 +54,7 @@ def check_target(session: SparkSession, target: TableSnapshot | None, spec: Merg
                 f"[TARGET_IS_APPEND_ONLY] target {spec.target!r} has delta.appendOnly, but a merge updates and deletes;"
                 " unset the property"
             )
-        refused = eligibility.of_layout(layout) if spec.engine == "driver" else None
+        refused = eligibility.layout_obstacle(layout) if spec.engine == "driver" else None
         if refused is not None:
             problems.append(
                 f"[DRIVER_NOT_POSSIBLE] engine='driver' cannot merge this batch: {refused.detail}; use engine='auto' or"

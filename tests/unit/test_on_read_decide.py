@@ -709,10 +709,10 @@ def test_of_large_files_two_are_in_memory_at_once_and_of_small_ones_as_many_as_m
 
 def test_clauses_about_some_rows_without_an_event_are_sparks():
     """Which ones, SQL says; all of them may go, or stay."""
-    assert eligibility.of_clauses([Delete(when=DELETES), Insert(when=Always(), values={})]) is None
-    assert eligibility.of_clauses([DeleteMissing(when=Always())]) is None
+    assert eligibility.clauses_obstacle([Delete(when=DELETES), Insert(when=Always(), values={})]) is None
+    assert eligibility.clauses_obstacle([DeleteMissing(when=Always())]) is None
     for clause in (DeleteMissing(when=Not(Changed())), UpdateMissing(when=Always(), values={})):
-        refused = eligibility.of_clauses([clause])
+        refused = eligibility.clauses_obstacle([clause])
         assert refused is not None
         assert refused.reason == "shape"
 

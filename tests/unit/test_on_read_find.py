@@ -45,7 +45,6 @@ from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.shapes.key_bounds import KeyBound, KeyBounds
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.files import eligibility, partitions
-from stream_merge.tables.files import eligibility as of_delta_rs
 from stream_merge.tables.files.find import EVENT, FILE, POSITION, Candidate, conformed, find, live_rows, odd_names
 from stream_merge.tables.files.footers import Footers, is_readable
 from stream_merge.tables.files.table import TableFiles, table_files
@@ -479,7 +478,7 @@ def test_files_that_are_refused(root, rows, how, said):
 
     assert found.footer.problem is not None
     assert said in found.footer.problem
-    refused = eligibility.of_files([found], "the target")
+    refused = eligibility.files_obstacle([found], "the target")
     assert refused is not None
     assert refused.reason == "column"
     assert "'p=x/odd.parquet'" in refused.detail
@@ -748,7 +747,7 @@ def test_a_file_whose_name_stands_for_others_is_not_taken_for_them(root, name):
     odd = files.write(pa.table({"id": longs(1), "name": ["mine"]}), name)
     matching = name.replace("[ab]", "a").replace("[1]", "1").replace("?", "a").replace("*", "a")
     beside = files.write(pa.table({"id": longs(1), "name": ["beside"]}), matching)
-    if eligibility.of_files([odd, beside], "the target") is not None:
+    if eligibility.files_obstacle([odd, beside], "the target") is not None:
         return
 
     assert [(row[FILE], row["name"]) for row in files.find(id=longs(1))] == [(0, "mine"), (1, "beside")]
@@ -862,7 +861,7 @@ def test_texts_that_spark_keeps_as_null_are_left_to_it(text, odd):
     rows = pa.table({"p": pa.array(["x", text], pa.string()), "q": pa.array(["", None], pa.string()), "n": longs(1, 2)})
 
     assert partitions.holds_odd_text(rows, ["n", "p"]) == ("p" if odd else None)
-    assert (eligibility.of_events(rows, ["p", "elsewhere"]) is not None) is odd
+    assert (eligibility.events_obstacle(rows, ["p", "elsewhere"]) is not None) is odd
 
 
 # -- which files are looked into ----------------------------------------------------------------
@@ -992,14 +991,13 @@ def test_a_physical_name_that_the_reader_of_files_uses_is_refused(root):
     Table(root, of, **mapping, **{"delta.enableDeletionVectors": "true"})
     native = open_table(str(root))
     assert native is not None
-    refused = eligibility.of_table(native, native.snapshot(), "the target")
+    refused = eligibility.table_obstacle(native, native.snapshot(), "the target")
 
     assert refused is not None
     assert refused.reason == "column"
 
 
-def test_an_invariant_inside_a_struct_is_left_to_spark_by_both_engines_of_the_driver(root):
-    """delta-rs checks it, in DataFusion, where 7/10 is 0."""
+def test_an_invariant_inside_a_struct_is_left_to_spark_with_vectors_and_without(root):
     rule = {"delta.invariants": '{"expression": {"expression": "s.a >= 7/10"}}'}
     inner = StructType([StructField("a", IntegerType(), nullable=True, metadata=rule)])
     Table(root, schema(id=LONG, s=inner), **{"delta.enableDeletionVectors": "true"})
@@ -1008,8 +1006,8 @@ def test_an_invariant_inside_a_struct_is_left_to_spark_by_both_engines_of_the_dr
     vectored, plain = native.snapshot(), replace(native.snapshot(), properties={})
 
     for refused in (
-        eligibility.of_table(native, vectored, "the target"),
-        of_delta_rs.of_table(native, plain, "the target"),
+        eligibility.table_obstacle(native, vectored, "the target"),
+        eligibility.table_obstacle(native, plain, "the target"),
     ):
         assert refused is not None
         assert "column 's' of the target has an invariant" in refused.detail
@@ -1026,7 +1024,7 @@ def test_columns_that_only_their_ids_tell(root):
     native = open_table(str(root))
     assert native is not None
     snapshot = native.snapshot()
-    refused = eligibility.of_table(native, snapshot, "the target") or eligibility.of_files(
+    refused = eligibility.table_obstacle(native, snapshot, "the target") or eligibility.files_obstacle(
         table_files(native, snapshot).touched(native, snapshot, KeyBounds()), "the target"
     )
 

@@ -358,8 +358,3 @@ def test_an_unwritable_folder_is_an_error(tmp_path):
         write(tmp_path / "none", {"a": BitMap64([1])})
     with pytest.raises(OSError, match="No such file"):
         write(tmp_path / "none", {"a": BitMap64([1])}, prefix="ab")
-
-
-def test_a_descriptor_says_in_json_what_it_was_read_from():
-    for action in (OF_SPARK, OF_SPARK | {"maxRowIndex": 20}, inline(MAGIC, 0)):
-        assert Descriptor.of(action).as_json() == action

@@ -15,9 +15,10 @@ from stream_merge.model.logs import tell
 from stream_merge.model.results import MaintenanceRun, ReadDebt, Tidied
 from stream_merge.model.snapshot import MAINTENANCE_METADATA, TableSnapshot
 from stream_merge.spark.errors import reason
-from stream_merge.tables.files import commit, eligibility, vectors
+from stream_merge.tables.files import commit, vectors
 from stream_merge.tables.files.compaction import Stored, rounds
 from stream_merge.tables.files.data_file import write_data_file
+from stream_merge.tables.files.eligibility import files_obstacle, table_obstacle
 from stream_merge.tables.files.find import Candidate, live_rows
 from stream_merge.tables.files.table import TableFiles, file_sizes, table_files
 from stream_merge.tables.log.handle import LogHandle
@@ -65,7 +66,7 @@ def _compacted(handle: LogHandle, promise: Promise) -> Tidied:
     number, files = next(((i, files) for i, files in enumerate(affordable) if files), (0, ()))
     if not files:
         return Tidied(maintenance=_no_memory(), debt=_debt(rows, stored, awaiting))
-    refused = eligibility.of_table(handle, snapshot, "the table") or eligibility.of_files(files, "the table")
+    refused = table_obstacle(handle, snapshot, "the table") or files_obstacle(files, "the table")
     if refused is not None:
         run = MaintenanceRun(outcome="nothing", detail=refused.detail)
         return Tidied(maintenance=run, debt=_debt(rows, stored, awaiting))

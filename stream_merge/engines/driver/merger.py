@@ -131,11 +131,12 @@ class DriverMerger:
         if is_applied(handle.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
         snapshot = handle.snapshot()
-        refused = None if snapshot.version == self._chosen_at else eligibility.of_table(handle, snapshot, "the target")
-        refused = refused or self._of_columns(snapshot)
+        is_as_chosen = snapshot.version == self._chosen_at
+        refused = None if is_as_chosen else eligibility.table_obstacle(handle, snapshot, "the target")
+        refused = refused or self._columns_obstacle(snapshot)
         table = table_files(handle, snapshot)
         touched = [] if refused else table.touched(handle, snapshot, self._bounds)
-        refused = refused or eligibility.of_files(touched, "the target")
+        refused = refused or eligibility.files_obstacle(touched, "the target")
         if refused is not None:
             raise NoLongerEligibleError(refused)
         dead = DeadRows(table, touched)
@@ -224,7 +225,7 @@ class DriverMerger:
         if refused is not None and not self._repairs:
             raise NoLongerEligibleError(refused)
 
-    def _of_columns(self, snapshot: TableSnapshot) -> Ineligible | None:
+    def _columns_obstacle(self, snapshot: TableSnapshot) -> Ineligible | None:
         """Whether the target has the batch's columns as they were when the batch was laid out."""
         types = {field.name: columns.nullable(field.dataType) for field in snapshot.schema.fields}
         other = [c.name for c in self._layout.stored if types.get(c.name) != columns.nullable(c.dtype)]

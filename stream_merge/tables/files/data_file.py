@@ -1,4 +1,4 @@
-"""One Parquet file of a table, written as Spark's Delta writes it, and the action that tells the log of it."""
+"""One Parquet file of a table, written as Spark's Delta writes it, and its action for the log."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 
 from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.spark.versions import arrow_type
+from stream_merge.tables.files.footers import inner_types
 from stream_merge.tables.files.statistics import maps_columns, statistics, stored_name
 
 CHANGE_TYPE = "_change_type"
@@ -112,26 +113,17 @@ def write_change_file(
 def _written(root: Path, relative: PurePosixPath, rows: pa.Table, values: dict[str, str | None]) -> dict[str, Any]:
     path = root / relative
     path.parent.mkdir(parents=True, exist_ok=True)
+    settings = {"compression": "snappy", "store_schema": False, "store_decimal_as_integer": True}
+    bounded = sorted(_bounded_leaves(rows.schema))
     try:
-        _write(path, rows)
+        with pq.ParquetWriter(path, rows.schema, write_statistics=bounded, **settings) as writer:
+            for group in _row_groups(rows):
+                writer.write_table(group, row_group_size=group.num_rows)
+            writer.add_key_value_metadata(_FILE_METADATA)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
     return {"path": _as_url(str(relative)), "partitionValues": values, "size": path.stat().st_size}
-
-
-def _write(path: Path, rows: pa.Table) -> None:
-    with pq.ParquetWriter(
-        path,
-        rows.schema,
-        compression="snappy",
-        store_schema=False,
-        store_decimal_as_integer=True,
-        write_statistics=sorted(_told_of(rows.schema)),
-    ) as writer:
-        for group in _row_groups(rows):
-            writer.write_table(group, row_group_size=group.num_rows)
-        writer.add_key_value_metadata(_FILE_METADATA)
 
 
 def _row_groups(rows: pa.Table) -> Iterator[pa.Table]:
@@ -143,8 +135,8 @@ def _row_groups(rows: pa.Table) -> Iterator[pa.Table]:
     yield from _row_groups(rows.slice(half))
 
 
-def _told_of(schema: pa.Schema) -> set[str]:
-    """The leaves whose least and greatest values stand in the footer: all but floats.
+def _bounded_leaves(schema: pa.Schema) -> set[str]:
+    """The leaves whose least and greatest values are in the footer: all but floats.
 
     pyarrow passes over NaN there; for Spark NaN is greatest, and it would skip the row group that has one.
     """
@@ -249,17 +241,8 @@ def _refuse(
 
 
 def _unstored(dtype: DataType) -> Iterator[DataType]:
-    if isinstance(dtype, StructType):
-        parts = [field.dataType for field in dtype.fields]
-    elif isinstance(dtype, ArrayType):
-        parts = [dtype.elementType]
-    elif isinstance(dtype, MapType):
-        parts = [dtype.keyType, dtype.valueType]
-    else:
-        if not isinstance(dtype, _STORED) or isinstance(dtype, _UNSTORED):
-            yield dtype
-        return
-    if not parts:
+    parts = inner_types(dtype)
+    if not parts and (not isinstance(dtype, _STORED) or isinstance(dtype, _UNSTORED)):
         yield dtype
     for part in parts:
         yield from _unstored(part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -40,13 +40,12 @@ GLOB = re.compile(r"[*?\[{]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footer:
-    """What is to be known of a file before its rows are read."""
+    """What the driver needs to know of a file before it reads rows."""
 
     rows: int
     row_bytes: float
-    """Of a row on average, as it is encoded but not compressed."""
+    """Average bytes of a row, encoded but not compressed."""
     types: Types
-    """Its columns in order: name in the file, and type as Arrow has it; INT96 as microseconds without a zone."""
     problem: str | None
     """Why its values cannot be read as Spark reads them."""
 
@@ -59,7 +58,7 @@ class Footers:
     ) -> None:
         self._opened = opened
         self._fields = [field for field in schema.fields if field.name not in partition_columns]
-        self._holds_times = holds_times(schema)
+        self._has_times = has_times(schema)
         self._known: dict[tuple[str, int], Footer] = {}
         self._types: dict[Types, Types] = {}
 
@@ -82,24 +81,18 @@ class Footers:
     def _read(self, path: str) -> Footer:
         with pq.ParquetFile(self._opened(path), coerce_int96_timestamp_unit="us") as file:
             if GLOB.search(path):
-                return Footer(
-                    rows=0, row_bytes=0, types=(), problem=f"file {path!r} has a name that stands for others, too"
-                )
+                odd = f"file {path!r} has a name that stands for others, too"
+                return Footer(rows=0, row_bytes=0, types=(), problem=odd)
             columns = columns_of_file(file)
-            old = self._holds_times and counts_days_otherwise(file.metadata.metadata or {})
+            old = self._has_times and counts_days_otherwise(file.metadata.metadata or {})
             problem = "has dates or times in the calendar of Spark 2" if old else columns.problem(self._fields)
+            groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
             return Footer(
                 rows=file.metadata.num_rows,
-                row_bytes=_row_bytes(file.metadata),
+                row_bytes=sum(group.total_byte_size for group in groups) / max(file.metadata.num_rows, 1),
                 types=self._types.setdefault(columns.types, columns.types),  # one copy for all files that a writer made
                 problem=None if problem is None else f"file {path!r} {problem}",
             )
-
-
-def _row_bytes(footer: pq.FileMetaData) -> float:
-    """Of a row of a file on average, as it is encoded but not compressed."""
-    groups = (footer.row_group(i) for i in range(footer.num_row_groups))
-    return float(sum(group.total_byte_size for group in groups) / max(footer.num_rows, 1))
 
 
 _LEGACY_KEYS = (b"org.apache.spark.legacyINT96", b"org.apache.spark.legacyDateTime")
@@ -107,24 +100,18 @@ _SPARK_VERSION = b"org.apache.spark.version"
 _FIRST_WITHOUT_LEGACY = (3, 1)
 
 
-def _times_of(dtype: DataType, prefix: str = "") -> Iterator[tuple[str, DataType]]:
-    """Dates and times anywhere in a type; inside of arrays and maps under names that no statistics have."""
-    if isinstance(dtype, StructType):
-        for field in dtype.fields:
-            name = name_in_files(field)
-            yield from _times_of(field.dataType, f"{prefix}.{name}" if prefix else name)
-    elif isinstance(dtype, ArrayType):
-        yield from _times_of(dtype.elementType, f"{prefix}[]")
-    elif isinstance(dtype, MapType):
-        yield from _times_of(dtype.keyType, f"{prefix}[]")
-        yield from _times_of(dtype.valueType, f"{prefix}[]")
-    elif isinstance(dtype, DateType | TimestampType | TimestampNTZType):
-        yield prefix, dtype
+def inner_types(dtype: DataType) -> list[DataType]:
+    """The types directly inside a struct, array or map."""
+    if isinstance(dtype, ArrayType):
+        return [dtype.elementType]
+    if isinstance(dtype, MapType):
+        return [dtype.keyType, dtype.valueType]
+    return [field.dataType for field in dtype.fields] if isinstance(dtype, StructType) else []
 
 
-def holds_times(schema: StructType) -> bool:
-    """Whether a date or a time is anywhere in a table."""
-    return next(_times_of(schema), None) is not None
+def has_times(dtype: DataType) -> bool:
+    """Whether a date or a time is anywhere in a type."""
+    return isinstance(dtype, DateType | TimestampType | TimestampNTZType) or any(map(has_times, inner_types(dtype)))
 
 
 def counts_days_otherwise(metadata: Mapping[bytes, bytes]) -> bool:
@@ -164,8 +151,8 @@ Types: TypeAlias = tuple[tuple[str, pa.DataType], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """How a file holds its columns."""
+class StoredColumns:
+    """The columns of a file, as it stores them."""
 
     types: Types
     int96: frozenset[str]
@@ -173,7 +160,7 @@ class Held:
     bounds_mislead: bool
     """Whether its own bounds of texts or binary are not those that readers go by."""
 
-    def problem(self, fields: Sequence[StructField], *, units: Collection[str] = ("us",)) -> str | None:
+    def problem(self, fields: Sequence[StructField]) -> str | None:
         """Why these are not the columns of the file's table, as a clause; missing columns are not a problem."""
         types = dict(self.types)
         spelled = {name.lower(): name for name in types}
@@ -183,17 +170,17 @@ class Held:
             name = name_in_files(field)
             if spelled.get(name.lower(), name) != name:
                 return f"holds column {field.name!r} as {spelled[name.lower()]!r}"  # to Spark they are the same
-            if name in types and not is_readable(types[name], field.dataType, is_int96=name in self.int96, units=units):
+            if name in types and not is_readable(types[name], field.dataType, is_int96=name in self.int96):
                 return f"holds column {field.name!r} as {types[name]}, not as {field.dataType.simpleString()}"
         return "has bounds of texts or binary that an old writer took in another order" if self.bounds_mislead else None
 
 
-def columns_of_file(file: pq.ParquetFile) -> Held:
-    """How a file holds its columns; it was opened with `coerce_int96_timestamp_unit="us"`."""
+def columns_of_file(file: pq.ParquetFile) -> StoredColumns:
+    """The columns of a file that was opened with `coerce_int96_timestamp_unit="us"`."""
     # A path says `a.b` of the column `a.b`, too: leaves are told apart by their number.
     names = [field.name for field in file.schema_arrow for _ in range(_leaves(field.type))]
     int96 = (name for i, name in enumerate(names) if file.schema.column(i).physical_type == _INT96)
-    return Held(
+    return StoredColumns(
         types=tuple((field.name, field.type) for field in file.schema_arrow),
         int96=frozenset(int96),
         bounds_mislead=_bounds_mislead(file.metadata),
@@ -229,12 +216,12 @@ def _bounds_mislead(metadata: pq.FileMetaData) -> bool:
     return any(statistics is not None and not statistics.has_min_max and statistics.num_values for statistics in shown)
 
 
-def is_readable(stored: pa.DataType, wanted: DataType, *, is_int96: bool, units: Collection[str] = ("us",)) -> bool:
+def is_readable(stored: pa.DataType, wanted: DataType, *, is_int96: bool) -> bool:
     """Whether all values of a file's column are exactly values of the table's type.
 
     `is_int96`: times in the column are INT96, as Spark writes them by default: instants without a zone.
     """
-    inner = partial(is_readable, is_int96=is_int96, units=units)
+    inner = partial(is_readable, is_int96=is_int96)
     if isinstance(wanted, StructType):
         if not pa.types.is_struct(stored):
             return False
@@ -249,7 +236,7 @@ def is_readable(stored: pa.DataType, wanted: DataType, *, is_int96: bool, units:
     if isinstance(wanted, ArrayType):
         is_list = pa.types.is_list(stored) or pa.types.is_large_list(stored)
         return is_list and inner(stored.value_type, wanted.elementType)
-    return _is_readable_leaf(stored, wanted, is_int96=is_int96, units=units)
+    return _is_readable_leaf(stored, wanted, is_int96=is_int96)
 
 
 def _differ_in_case(names: Iterable[str]) -> bool:
@@ -258,7 +245,7 @@ def _differ_in_case(names: Iterable[str]) -> bool:
     return len({name.lower() for name in different}) < len(different)
 
 
-def _is_readable_leaf(stored: pa.DataType, wanted: DataType, *, is_int96: bool, units: Collection[str]) -> bool:
+def _is_readable_leaf(stored: pa.DataType, wanted: DataType, *, is_int96: bool) -> bool:
     if pa.types.is_dictionary(stored):
         stored = stored.value_type
     if pa.types.is_large_string(stored) or pa.types.is_string_view(stored):
@@ -268,11 +255,10 @@ def _is_readable_leaf(stored: pa.DataType, wanted: DataType, *, is_int96: bool, 
     if isinstance(wanted, DecimalType) and pa.types.is_decimal(stored):
         whole = wanted.precision - wanted.scale
         return bool(stored.scale <= wanted.scale and stored.precision - stored.scale <= whole)
+    is_microseconds = pa.types.is_timestamp(stored) and stored.unit == "us"
     if isinstance(wanted, TimestampType):
         # A zone that Arrow's own copy of the schema names does not change the instant.
-        if not pa.types.is_timestamp(stored) or stored.unit not in units:
-            return False
-        return is_int96 if stored.tz is None else True
+        return is_microseconds and (is_int96 or stored.tz is not None)
     if isinstance(wanted, TimestampNTZType):
-        return pa.types.is_timestamp(stored) and stored.tz is None and stored.unit in units and not is_int96
+        return is_microseconds and stored.tz is None and not is_int96
     return bool(stored == arrow_type(wanted)) or stored in _WIDER.get(type(wanted), ())

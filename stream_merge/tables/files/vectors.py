@@ -1,8 +1,4 @@
-"""Deletion vectors as Delta stores them: which rows of a data file are gone, by their positions.
-
-The rules are the Delta protocol's: "Deletion Vectors" (descriptors), "Deletion Vector Format" (the bytes of one) and
-"Deletion Vector File Storage Format" (several in a file). Positions count a data file's rows from 0, in its own order.
-"""
+"""Deletion vectors by the Delta protocol: which rows of a data file are deleted, by positions that count from 0."""
 
 from __future__ import annotations
 
@@ -79,18 +75,6 @@ class Descriptor:
             raise VectorError(msg)
         return descriptor
 
-    def as_json(self) -> dict[str, Any]:
-        """The descriptor as the log has it; what is None is absent."""
-        action = {
-            "storageType": self.storage_type,
-            "pathOrInlineDv": self.path_or_inline,
-            "offset": self.offset,
-            "sizeInBytes": self.size_in_bytes,
-            "cardinality": self.cardinality,
-            "maxRowIndex": self.max_row_index,
-        }
-        return {name: value for name, value in action.items() if value is not None}
-
     def file(self, root: Path) -> Path | None:
         """The local file that holds the vector; None where it is inline."""
         if self.storage_type == _INLINE:
@@ -149,16 +133,16 @@ def write(root: Path, vectors: Mapping[str, BitMap64], *, prefix: str = "") -> d
         return {}
     identity = uuid.uuid4()
     packed = bytearray(_FILE_VERSION)
-    described: dict[str, Descriptor] = {}
+    described: dict[str, dict[str, Any]] = {}
     for name, positions in vectors.items():
-        data = _bytes_of(positions, name)
-        described[name] = Descriptor(
-            storage_type=_RELATIVE,
-            path_or_inline=prefix + base64.b85encode(identity.bytes).translate(_AS_Z85).decode("ascii"),
-            offset=len(packed),
-            size_in_bytes=len(data),
-            cardinality=len(positions),
-        )
+        data = _serialized(positions, name)
+        described[name] = {
+            "storageType": _RELATIVE,
+            "pathOrInlineDv": prefix + base64.b85encode(identity.bytes).translate(_AS_Z85).decode("ascii"),
+            "offset": len(packed),
+            "sizeInBytes": len(data),
+            "cardinality": len(positions),
+        }
         packed += len(data).to_bytes(_FRAME, "big") + data + zlib.crc32(data).to_bytes(_FRAME, "big")
         if len(packed) > _MOST_BYTES:
             msg = (
@@ -171,10 +155,10 @@ def write(root: Path, vectors: Mapping[str, BitMap64], *, prefix: str = "") -> d
         file.parent.mkdir(exist_ok=True)
     with file.open("xb") as stream:
         stream.write(packed)
-    return {name: descriptor.as_json() for name, descriptor in described.items()}
+    return described
 
 
-def _bytes_of(positions: BitMap64, name: str) -> bytes:
+def _serialized(positions: BitMap64, name: str) -> bytes:
     if positions and positions.max() > _LAST_POSITION:
         msg = f"row {positions.max()} of {name!r} cannot be removed: positions end at {_LAST_POSITION}"
         raise VectorError(msg)

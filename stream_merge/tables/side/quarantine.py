@@ -34,7 +34,7 @@ from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import Caller
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables import spark_table
-from stream_merge.tables.files.eligibility import of_table
+from stream_merge.tables.files.eligibility import table_obstacle
 from stream_merge.tables.side.side_table import DriverSideTable, SideCommit, SparkSideTable
 from stream_merge.tables.table import Tables
 
@@ -119,7 +119,7 @@ def _is_for_driver(side: DriverSideTable, spec: MergeSpec, session: SparkSession
     if is_applied(snapshot.transaction, commit.app_id, commit.batch_id):
         return False
     stored, wanted = ([(f.name, f.dataType) for f in schema.fields] for schema in (snapshot.schema, SCHEMA))
-    return stored == wanted and of_table(handle, snapshot, "the quarantine") is None
+    return stored == wanted and table_obstacle(handle, snapshot, "the quarantine") is None
 
 
 def _created(session: SparkSession, table: TableRef) -> TableSnapshot:
