@@ -23,7 +23,7 @@ from stream_merge.spark import environment
 from stream_merge.spark.errors import reason
 from stream_merge.spark.evaluate_once import known_bytes
 from stream_merge.tables.files.eligibility import Ineligible
-from stream_merge.tables.log.candidate_files import size_of, touched_files
+from stream_merge.tables.log.live_files import bytes_and_rows, touched_files
 from stream_merge.tables.side.tombstones import own_log, widen_schema
 from stream_merge.tables.table import Tables
 
@@ -123,7 +123,7 @@ def job_of(
             log = tables.tombstones.cached_driver()
         for one in (table, None if log_snapshot is None else log):
             if one is not None:
-                more_bytes, more_rows = size_of(touched_files(one, batch.bounds))
+                more_bytes, more_rows = bytes_and_rows(touched_files(one, batch.bounds))
                 touched, rows = touched + more_bytes, rows + more_rows
     return MergeJob(
         session=session,

@@ -14,9 +14,8 @@ from stream_merge.model.results import FATES
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.explain import find, opened
-from stream_merge.tables.files.copies import RemoteLog
 from stream_merge.tables.log.handle import LogHandle, record
-from stream_merge.tables.log.live_files import LiveFiles
+from stream_merge.tables.log.live_files import LiveFiles, RemoteLog
 from stream_merge.tables.log.objects import AT_ONCE
 
 _READ = tuple(b'{"%s"' % action for action in (b"commitInfo", b"add", b"remove"))

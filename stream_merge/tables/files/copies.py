@@ -29,7 +29,7 @@ from stream_merge.tables.files.data_file import CHANGE_FOLDER
 from stream_merge.tables.files.folder import Folder, Sizes
 from stream_merge.tables.files.footers import GLOB
 from stream_merge.tables.log.handle import LogHandle
-from stream_merge.tables.log.live_files import Log
+from stream_merge.tables.log.live_files import RemoteLog
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,12 @@ class CopiedFolder(Folder):
     def __init__(self, handle: LogHandle, table_id: str) -> None:
         self._copies = _copies_of(handle, table_id)
         self.root = self._copies.root
-        self._native = weakref.proxy(handle)  # what is known of a table is kept by its handle
-        self.log = RemoteLog(self._native)
+        self._handle = weakref.proxy(handle)  # its handle owns what is known of a table
+        self.log = RemoteLog(self._handle)
 
     def opened(self, path: str) -> Path | pa.NativeFile:  # noqa: D102
         copy = self.root / path
-        return copy if copy.exists() else self._native.objects.filesystem.open_input_file(path)
+        return copy if copy.exists() else self._handle.objects.filesystem.open_input_file(path)
 
     def obstacle(self, sizes: Sizes) -> str | None:  # noqa: D102
         if GLOB.search(str(self.root)):
@@ -95,7 +95,7 @@ class CopiedFolder(Folder):
         tell(
             log.info,
             "files_copied",
-            table=self._native.location,
+            table=self._handle.location,
             files=len(missing),
             bytes=fetched,
             seconds=round(time.perf_counter() - started, 3),
@@ -104,13 +104,13 @@ class CopiedFolder(Folder):
     def _fetched(self, path: str, size: int | None) -> int:
         """Bring one file."""
         with (
-            self._native.objects.filesystem.open_input_stream(path, compression=None) as source,
+            self._handle.objects.filesystem.open_input_stream(path, compression=None) as source,
             self._copies.writing(path) as target,
         ):
             shutil.copyfileobj(source, target, _CHUNK)
             copied = target.tell()
             if size is not None and copied != size:
-                msg = f"file {path!r} of {self._native.location!r} has {copied} bytes, and {size} by the log"
+                msg = f"file {path!r} of {self._handle.location!r} has {copied} bytes, and {size} by the log"
                 raise OSError(msg)
         return copied
 
@@ -130,7 +130,7 @@ class CopiedFolder(Folder):
         # Through a buffer: of a stream without one delta-rs (1.6) takes no buffers of Arrow's.
         with (
             (self.root / path).open("rb") as source,
-            self._native.objects.filesystem.open_output_stream(path, compression=None, buffer_size=_CHUNK) as target,
+            self._handle.objects.filesystem.open_output_stream(path, compression=None, buffer_size=_CHUNK) as target,
         ):
             shutil.copyfileobj(source, target, _CHUNK)
 
@@ -139,35 +139,19 @@ class CopiedFolder(Folder):
             with self._copies.lock:
                 self._copies.forget(path)
             with suppress(OSError):
-                self._native.objects.filesystem.delete_file(path)
+                self._handle.objects.filesystem.delete_file(path)
 
     def commit(self, made: Commit) -> None:  # noqa: D102
-        if self._native.put is None:
-            msg = f"nobody has said how a commit to {self._native.location!r} is put"
+        if self._handle.put is None:
+            msg = f"nobody has said how a commit to {self._handle.location!r} is put"
             raise RuntimeError(msg)
         try:
-            self._native.put(made.version, made.text())
+            self._handle.put(made.version, made.text())
         except FileExistsError as err:
             with self.log.opened(f"{made.version:020d}.json") as file:
                 is_ours = made.token.encode() in bytes(file.read())
             if not is_ours:  # else an answer was lost, and the put made again
                 raise overtaken(made.version) from err
-
-
-class RemoteLog(Log):
-    """A log that is read through delta-rs' store."""
-
-    def __init__(self, handle: LogHandle) -> None:
-        self._native = handle
-        self.where = f"{handle.location}/_delta_log"
-
-    def names(self) -> list[str]:
-        """The names of the files in it."""
-        return self._native.objects.names("_delta_log")
-
-    def opened(self, name: str) -> pa.NativeFile:
-        """A file of it."""
-        return self._native.objects.filesystem.open_input_file(f"_delta_log/{name}")
 
 
 class _Copies:

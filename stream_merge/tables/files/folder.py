@@ -58,7 +58,7 @@ class OwnFolder(Folder):
     def __init__(self, handle: LogHandle) -> None:
         self.root = Path(handle.location)
         self.log = LocalLog(self.root / "_delta_log")
-        self._native = weakref.proxy(handle)  # what is known of a table is kept by its handle
+        self._handle = weakref.proxy(handle)  # its handle owns what is known of a table
 
     def opened(self, path: str) -> Path:  # noqa: D102
         return self.root / path
@@ -79,4 +79,4 @@ class OwnFolder(Folder):
                 (self.root / path).unlink()
 
     def commit(self, made: Commit) -> None:  # noqa: D102
-        made.put(self.root / "_delta_log", self._native.lock())
+        made.put(self.root / "_delta_log", self._handle.lock())

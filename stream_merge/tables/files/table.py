@@ -20,9 +20,8 @@ from stream_merge.tables.files.data_file import OWN_PREFIX
 from stream_merge.tables.files.find import FILE, POSITION, Candidate
 from stream_merge.tables.files.folder import Folder, OwnFolder, Sizes
 from stream_merge.tables.files.footers import Footers
-from stream_merge.tables.log.candidate_files import touched_files
 from stream_merge.tables.log.handle import LogHandle
-from stream_merge.tables.log.live_files import Add, LiveFiles, UnreadableLogError, decoded
+from stream_merge.tables.log.live_files import Add, LiveFiles, UnreadableLogError, decoded, touched_files
 
 
 class TableFiles:

@@ -1,4 +1,4 @@
-"""Whether the newest commit that a handle knows is the newest of its table: told by single files of the log."""
+"""Whether a handle is at the newest version of its table, checked by single files of the log."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ListedLateError(RuntimeError):
 
 
 class Look(ABC):
-    """A look into the log of one place."""
+    """Checks of the log of one table."""
 
     is_free: bool
-    """Whether a look costs no request."""
+    """Whether a check costs no request."""
 
     @abstractmethod
     def has(self, version: int) -> bool:
@@ -47,15 +47,15 @@ class OnDisk(Look):
         self._log = os.path.join(location, "_delta_log")
 
     def has(self, version: int) -> bool:  # noqa: D102
-        return self._found(version) is not None
+        return self._identity(version) is not None
 
     def mark(self, version: int, added: Callable[[], str | None]) -> Hashable | None:  # noqa: D102
-        return self._found(version)
+        return self._identity(version)
 
     def is_marked(self, version: int, mark: Hashable) -> bool:  # noqa: D102
-        return self._found(version) == mark
+        return self._identity(version) == mark
 
-    def _found(self, version: int) -> tuple[int, int] | None:
+    def _identity(self, version: int) -> tuple[int, int] | None:
         try:
             file = os.stat(os.path.join(self._log, f"{version:020d}.json"))
         except OSError:
@@ -100,18 +100,13 @@ class InStore(Look):
 
 
 def look(location: str, objects: Callable[[], Objects]) -> Look:
-    """How the log of a table at a location, with these files, is looked into."""
+    """The checks for a table at a location, with these files."""
     return InStore(objects) if "://" in location else OnDisk(location)
 
 
-def new(before: pa.ChunkedArray, files: pa.Table) -> pa.Table:
-    """Those of a table's files that have a path which it did not have before."""
-    return files.filter(pc.invert(pc.is_in(files["path"], value_set=before.combine_chunks())))
-
-
 def added(before: pa.ChunkedArray, files: pa.Table) -> str | None:
-    """The path of one of these."""
-    paths = new(before, files)["path"]
+    """The path of a file that the table did not have before."""
+    paths = files["path"].filter(pc.invert(pc.is_in(files["path"], value_set=before.combine_chunks())))
     return paths[0].as_py() if len(paths) else None
 
 

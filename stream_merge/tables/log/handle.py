@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,32 +20,12 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from pyspark.sql.types import StructType
 
+from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, metrics_of_history, name_in_files
-from stream_merge.tables.log import checkpoints
 from stream_merge.tables.log.freshness import ListedLateError, added, look
 from stream_merge.tables.log.objects import Objects
 
-
-class KeptTransactions:
-    """The batch ids by application id, as far as somebody has asked for them."""
-
-    def __init__(self) -> None:
-        self._version: int | None = None
-        self._known: dict[str, int | None] = {}
-
-    def of(self, version: int, app_id: str, read: Callable[[str], int | None]) -> int | None:
-        """What a version records, read where it is not known."""
-        if self._version != version:
-            self._version, self._known = version, {}
-        if app_id not in self._known:
-            self._known[app_id] = read(app_id)
-        return self._known[app_id]
-
-    def add(self, before: int, version: int, transaction: tuple[str, int] | None) -> None:
-        """Note what the commit of this handle records that has made a version."""
-        if (self._version, before + 1) == (before, version):
-            self._version = version
-            self._known |= {} if transaction is None else dict([transaction])
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,23 +99,19 @@ def record(commit: Mapping[str, Any]) -> CommitRecord:
     )
 
 
-def ambiguous(schema: StructType) -> frozenset[str]:
-    """The names in files that several columns have once they are flattened: `a.b`, and `b` inside of the struct `a`."""
-    return frozenset(name for name, n in Counter(_names_of(schema)).items() if n > 1)
-
-
 def unambiguous(files: pa.Table, schema: StructType) -> pa.Table:
     """`files` as delta-rs flattens them (1.6), without the statistics of ambiguous names."""
-    several = {f"{kind}.{name}" for name in ambiguous(schema) for kind in ("min", "max", "null_count")}
+    ambiguous = [name for name, n in Counter(_flat_names(schema)).items() if n > 1]  # `a.b`, and `b` in the struct `a`
+    several = {f"{kind}.{name}" for name in ambiguous for kind in ("min", "max", "null_count")}
     return files.select([i for i, name in enumerate(files.column_names) if name not in several]) if several else files
 
 
-def _names_of(dtype: StructType, prefix: str = "") -> Iterator[str]:
+def _flat_names(dtype: StructType, prefix: str = "") -> Iterator[str]:
     for field in dtype.fields:
         name = f"{prefix}{name_in_files(field)}"
         yield name
         if isinstance(field.dataType, StructType):
-            yield from _names_of(field.dataType, f"{name}.")
+            yield from _flat_names(field.dataType, f"{name}.")
 
 
 class LogHandle:
@@ -171,7 +149,7 @@ class LogHandle:
         """Its files by their paths."""
         self._files: tuple[int, pa.Table] | None = None
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
-        self._transactions = KeptTransactions()
+        self._transactions: tuple[int, dict[str, int | None]] = (-1, {})
         self._mark: Hashable | None = self._look.mark(self.version, lambda: None)
 
     @no_panics
@@ -248,7 +226,12 @@ class LogHandle:
 
     def transaction(self, app_id: str) -> int | None:
         """The batch id that the handle's version records for an application id; read once, from all commits."""
-        return self._transactions.of(self.version, app_id, self._table.transaction_version)
+        if self._transactions[0] != self.version:
+            self._transactions = (self.version, {})
+        batch_ids = self._transactions[1]
+        if app_id not in batch_ids:
+            batch_ids[app_id] = self._table.transaction_version(app_id)
+        return batch_ids[app_id]
 
     @no_panics
     def files(self) -> pa.Table:
@@ -257,11 +240,6 @@ class LogHandle:
             files = pa.table(self._table.get_add_actions(flatten=True))
             self._files = (self.version, unambiguous(files, self._described()[1]))
         return self._files[1]
-
-    @no_panics
-    def opened(self, path: str, size: int | None = None) -> pa.NativeFile:
-        """As `Objects.opened`."""
-        return self.objects.opened(path, size)
 
     @no_panics
     def commit(self, version: int) -> bytes:
@@ -294,10 +272,47 @@ class LogHandle:
         """Follow a commit that was put beside delta-rs, and write the checkpoint that is due."""
         before, live = self.version, self.files()["path"]
         (self.refresh if self._look.is_free else self._table.update_incremental)()
-        self._transactions.add(before, self.version, transaction)
+        if self._transactions[0] == before == self.version - 1:
+            batch_ids = self._transactions[1] | ({} if transaction is None else dict([transaction]))
+            self._transactions = (self.version, batch_ids)
         self._mark = self._look.mark(self.version, lambda: added(live, self.files()))
         by = self.checkpoint_by_spark
-        checkpoints.write_if_due(self._table, self.version, self._described()[2], self.location, by_spark=by)
+        write_checkpoint_if_due(self._table, self.version, self._described()[2], self.location, by_spark=by)
+
+
+_INTERVAL_PROPERTY = "delta.checkpointInterval"
+_DEFAULT_INTERVAL = 10
+"""Delta's default; delta-rs alone would take 100, and Spark would read ten times as many commits."""
+_RETENTIONS = frozenset({"delta.logretentionduration", "delta.deletedfileretentionduration"})
+_READ = re.compile(r"interval \d+ (?:nanosecond|microsecond|millisecond|second|minute|hour|day|week)s?")
+
+
+def write_checkpoint_if_due(
+    table: Any,
+    version: int,
+    properties: Mapping[str, str],
+    location: str,
+    *,
+    by_spark: Callable[[], None] | None,
+) -> None:
+    """Write the checkpoint that a table's interval asks for at a version, and clean up its log; failures are warnings.
+
+    How long commits and removed files are kept, delta-rs (1.6) reads as `interval 30 days` alone, and else takes its
+    own defaults; Delta also reads `30 days`, capitals, and several units: there Spark does it, if `by_spark` is given.
+    """
+    interval = int(properties.get(_INTERVAL_PROPERTY, _DEFAULT_INTERVAL))
+    if version == 0 or version % interval:
+        return
+    try:
+        if any(name.lower() in _RETENTIONS and not _READ.fullmatch(value) for name, value in properties.items()):
+            if by_spark is not None:
+                by_spark()
+            return
+        table.create_checkpoint()
+        if properties.get("delta.enableExpiredLogCleanup", "true").lower() != "false":
+            table.cleanup_metadata()
+    except Exception:
+        tell(log.warning, "checkpoint_failed", table=location, version=version, exc_info=True)
 
 
 def open_table(location: str, storage_options: Mapping[str, str] | None = None) -> LogHandle | None:
@@ -306,12 +321,6 @@ def open_table(location: str, storage_options: Mapping[str, str] | None = None) 
         return LogHandle(location, storage_options)
     except TableNotFoundError:
         return None
-
-
-def column(frame: str, *path: str) -> str:
-    """A column, or a field inside it; every character of a name counts."""
-    first, *rest = path
-    return f"{frame}.{quote(first)}" + "".join(f"[{text(field)}]" for field in rest)
 
 
 def quote(name: str) -> str:

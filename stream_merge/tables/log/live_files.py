@@ -1,4 +1,4 @@
-"""The live files of a table as its log has them, verbatim: what a commit has to repeat of a file that it adds again."""
+"""The live files of a table: their `add` actions verbatim, and which of them may hold the keys of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql.types import DecimalType
+
+from stream_merge.model.snapshot import name_in_files
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.tables.log.handle import LogHandle
 
 Add = Mapping[str, Any]
 """The body of an `add` action (Delta protocol, "Add File and Remove File"); `stats` is text."""
@@ -69,6 +75,22 @@ class LocalLog(Log):
     def opened(self, name: str) -> pa.NativeFile:
         """A file of it."""
         return pa.OSFile(str(self._folder / name))
+
+
+class RemoteLog(Log):
+    """A log in an object store, as delta-rs reaches it."""
+
+    def __init__(self, handle: LogHandle) -> None:
+        self._handle = handle
+        self.where = f"{handle.location}/_delta_log"
+
+    def names(self) -> list[str]:
+        """The names of the files in it."""
+        return self._handle.objects.names("_delta_log")
+
+    def opened(self, name: str) -> pa.NativeFile:
+        """A file of it."""
+        return self._handle.objects.filesystem.open_input_file(f"_delta_log/{name}")
 
 
 class LiveFiles:
@@ -175,13 +197,13 @@ class LiveFiles:
         if "add" in wanted:
             for add in table["add"].to_pylist(maps_as_pydicts="strict"):
                 if add is not None:
-                    yield _said(add)
+                    yield _without_nulls(add)
         if "sidecar" not in wanted:
             return []
         return [one["path"] for one in table["sidecar"].to_pylist() if one is not None]
 
 
-def _said(add: Mapping[str, Any]) -> Add:
+def _without_nulls(add: Mapping[str, Any]) -> Add:
     """An `add` of a checkpoint, whose columns are NULL where an action of a commit would say nothing."""
     values = {name: value for name, value in add.items() if name in _FIELDS and value is not None}
     vector = values.get("deletionVector")
@@ -193,3 +215,39 @@ def _said(add: Mapping[str, Any]) -> Add:
 def decoded(path: str) -> str:
     """A path of the log, which is a URL, as a name of the file system relative to the table."""
     return unquote(path)
+
+
+_DIGITS = 15
+"""Of a decimal that delta-rs (1.6) surely reads from statistics as they are: JSON's numbers may go through a float."""
+_CUT = 1_000
+"""Microseconds: statistics of times end at milliseconds, and the greatest may be cut, too (Delta protocol)."""
+
+
+def touched_files(table: LogHandle, bounds: KeyBounds) -> pa.Table:
+    """The files whose statistics do not rule out the keys within the bounds. Reads the log only."""
+    files = table.files()
+    # Statistics stand under the names that columns have in files.
+    in_files = {field.name: name_in_files(field) for field in table.snapshot().schema.fields}
+    keep: Any = pa.array([True] * files.num_rows, pa.bool_())
+    for bound in bounds.columns:
+        name = in_files.get(bound.name, bound.name)
+        least, greatest = f"min.{name}", f"max.{name}"
+        if least not in files.column_names or greatest not in files.column_names:
+            continue
+        dtype = bound.field.dataType
+        if isinstance(dtype, DecimalType) and dtype.precision > _DIGITS:
+            continue
+        try:
+            lowest, _ = bound.to_arrow(files[greatest].type, earlier_by=_CUT)
+            _, highest = bound.to_arrow(files[least].type)
+            may_hold = pc.and_kleene(pc.less_equal(files[least], highest), pc.greater_equal(files[greatest], lowest))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+            continue
+        keep = pc.and_(keep, pc.fill_null(may_hold, True))
+    return files.filter(keep)
+
+
+def bytes_and_rows(files: pa.Table) -> tuple[int, int]:
+    """Bytes and rows of files."""
+    rows = pc.sum(files["num_records"]).as_py() if "num_records" in files.column_names else 0
+    return int(pc.sum(files["size_bytes"]).as_py() or 0), int(rows or 0)

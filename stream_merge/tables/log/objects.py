@@ -1,11 +1,9 @@
-"""The files of a table by their paths, as delta-rs reaches the store that they lie in."""
+"""The files of a table by their paths, in the store as delta-rs reaches it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from urllib.parse import unquote
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 _MOST_TEXT = 1 << 20
@@ -23,12 +21,6 @@ class Objects:
         self._handler = handler
         self.filesystem = pafs.PyFileSystem(handler({}))
         """The files of the table by their decoded paths, relative to it."""
-
-    def opened(self, path: str, size: int | None = None) -> pa.NativeFile:
-        """A file of the table, by its path in the log. Cost: a HEAD unless its size is given; each read is a GET."""
-        at = unquote(path)
-        known = self.filesystem if size is None else pafs.PyFileSystem(self._handler({at: size}))
-        return known.open_input_file(at)
 
     def names(self, folder: str) -> list[str]:
         """The names of what lies in a folder of the table."""
