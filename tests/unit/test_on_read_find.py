@@ -806,7 +806,7 @@ PARTITIONS: list[tuple[DataType, Any, str | None]] = [
 
 @pytest.mark.parametrize(("dtype", "value", "text"), PARTITIONS, ids=repr)
 def test_values_of_partitions_as_texts(dtype, value, text):
-    assert partitions.text_of(value) == text
+    assert partitions.spelled(value) == text
     assert partitions.typed(text, dtype).equals(pa.scalar(value, arrow_type(dtype)))
 
 

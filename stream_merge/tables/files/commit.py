@@ -1,4 +1,4 @@
-"""A commit of one's own: its actions in the order of the protocol, put under the next version if nobody was faster."""
+"""A commit by the driver: its actions in the order of the protocol, put under the next version if nobody was faster."""
 
 from __future__ import annotations
 
@@ -120,9 +120,8 @@ def _engine() -> str:
 
 def timestamp_after(snapshot: TableSnapshot, log: Log, now_ms: int) -> int | None:
     """The in-commit timestamp of the commit after a version; None for a table without them."""
-    if not is_on(snapshot.properties, ICT_PROPERTY):
-        return None
-    return next_timestamp(log, snapshot.version, now_ms)
+    is_dated = is_on(snapshot.properties, ICT_PROPERTY)
+    return next_timestamp(log, snapshot.version, now_ms) if is_dated else None
 
 
 def next_timestamp(log: Log, before: int, now_ms: int) -> int:

@@ -1,8 +1,4 @@
-"""Copies on the driver's disk of files that lie on S3.
-
-Data files and deletion vectors never change (Delta protocol), so a copy stays right for as long as it is kept: those of
-the files that batches touch are kept up to a ceiling, least recently used out. Nothing is lost with them.
-"""
+"""Copies of an object store's files on the driver's disk: a cache, since data files never change (Delta protocol)."""
 
 from __future__ import annotations
 
@@ -47,36 +43,33 @@ class CopiedFolder(Folder):
     at_once = 8
 
     def __init__(self, handle: LogHandle, table_id: str) -> None:
-        self._copies = _copies_of(handle, table_id)
-        self.root = self._copies.root
-        self._handle = weakref.proxy(handle)  # its handle owns what is known of a table
-        self.log = RemoteLog(self._handle)
+        self._copies = _copies(handle, table_id)
+        super().__init__(handle, self._copies.root, RemoteLog(weakref.proxy(handle)))
 
     def opened(self, path: str) -> Path | pa.NativeFile:  # noqa: D102
         copy = self.root / path
         return copy if copy.exists() else self._handle.objects.filesystem.open_input_file(path)
 
     def obstacle(self, sizes: Sizes) -> str | None:  # noqa: D102
-        if GLOB.search(str(self.root)):
-            return (
-                f"copies of the target's files would lie in {str(self.root.parent)!r}, where some sign means any name"
-            )
         wanted, allowed = sum(size or 0 for size in sizes.values()), self._copies.ceiling()
+        parent = str(self.root.parent)
+        if GLOB.search(str(self.root)):
+            return f"copies of the target's files would lie in {parent!r}, where some sign means any name"
         if self._copies.are_in_memory:
             return (
-                f"copies of the target's files would take the driver's memory, not its disk: {str(self.root.parent)!r}"
+                f"copies of the target's files would take the driver's memory, not its disk: {parent!r}"
                 " is a tmpfs; set spark.local.dir to a folder on a disk"
             )
         if wanted <= allowed:
             return None
         return (
             f"the files that may hold rows of the batch's keys have {wanted / 1e9:,.1f} GB, and copies of up to"
-            f" {allowed / 1e9:,.1f} GB may be kept on the driver's disk ({str(self.root.parent)!r})"
+            f" {allowed / 1e9:,.1f} GB may be kept on the driver's disk ({parent!r})"
         )
 
     @contextmanager
     def holding(self, sizes: Sizes) -> Iterator[None]:  # noqa: D102
-        with self._copies.lock, self._copies.kept(sizes):
+        with self._copies.lock, self._copies.using(sizes):
             there = [path for path, size in sizes.items() if self._copies.has(path, size)]
             self._copies.use(there)
             self._fetch({path: size for path, size in sizes.items() if path not in there})
@@ -92,17 +85,11 @@ class CopiedFolder(Folder):
                 fetched = sum(threads.map(self._fetched, missing, missing.values()))
         finally:
             self._copies.use(path for path in missing if (self.root / path).exists())
-        tell(
-            log.info,
-            "files_copied",
-            table=self._handle.location,
-            files=len(missing),
-            bytes=fetched,
-            seconds=round(time.perf_counter() - started, 3),
-        )
+        taken = round(time.perf_counter() - started, 3)
+        tell(log.info, "files_copied", table=self._handle.location, files=len(missing), bytes=fetched, seconds=taken)
 
     def _fetched(self, path: str, size: int | None) -> int:
-        """Bring one file."""
+        """Copy one file; returns its bytes."""
         with (
             self._handle.objects.filesystem.open_input_stream(path, compression=None) as source,
             self._copies.writing(path) as target,
@@ -165,10 +152,10 @@ class _Copies:
         weakref.finalize(self, _remove, self.root, lock)
         self.lock = threading.RLock()
         self.are_in_memory = _is_in_memory(self.root)
-        """Whether the folder is on no disk."""
+        """Whether the folder is in memory."""
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Least recently used first."""
-        self._kept: frozenset[str] = frozenset()
+        self._in_use: frozenset[str] = frozenset()
 
     def has(self, path: str, size: int | None) -> bool:
         """Whether a copy is there."""
@@ -176,7 +163,7 @@ class _Copies:
         return copied is not None and size in (None, copied) and (self.root / path).exists()
 
     def use(self, paths: Iterable[str]) -> None:
-        """Take note of copies that are used now."""
+        """Record that copies are used now."""
         for path in paths:
             self._sizes[path] = (self.root / path).stat().st_size
             self._sizes.move_to_end(path)
@@ -187,18 +174,18 @@ class _Copies:
         return min(MOST_BYTES, (free + sum(self._sizes.values())) // 2)
 
     @contextmanager
-    def kept(self, paths: Iterable[str]) -> Iterator[None]:
-        """Give none of these up for as long as the block runs."""
-        before, self._kept = self._kept, self._kept.union(paths)
+    def using(self, paths: Iterable[str]) -> Iterator[None]:
+        """Delete none of these for as long as the block runs."""
+        before, self._in_use = self._in_use, self._in_use.union(paths)
         try:
             yield
         finally:
-            self._kept = before
+            self._in_use = before
 
     def make_room(self, wanted: int) -> None:
-        """Delete copies until so many bytes more are within the ceiling, or none is left but those that are held."""
+        """Delete copies that are not in use until so many bytes more are within the ceiling."""
         allowed, total = self.ceiling(), sum(self._sizes.values())
-        for path in [path for path in self._sizes if path not in self._kept]:
+        for path in [path for path in self._sizes if path not in self._in_use]:
             if total + wanted <= allowed:
                 return
             total -= self.forget(path)
@@ -211,7 +198,7 @@ class _Copies:
 
     @contextmanager
     def writing(self, path: str) -> Iterator[IO[bytes]]:
-        """A copy that is made: there whole, or not at all."""
+        """A new copy: complete, or not there at all."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f"{target.name}.part")
@@ -224,7 +211,7 @@ class _Copies:
 
 
 def _is_in_memory(folder: Path) -> bool:
-    """Whether a folder lies in memory, where its files count as this container's; by Linux' list of mounts."""
+    """Whether a folder is in memory, where its files count as this container's; by Linux' list of mounts."""
     try:
         mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
     except OSError:
@@ -239,7 +226,7 @@ def _remove(folder: Path, lock: IO[str]) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Delete what processes have left that were killed; a living one holds its file, or is about to."""
+    """Delete the copies of killed processes; a living one has its file locked, or is about to lock it."""
     for left in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError), (left / _IN_USE).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,8 +238,8 @@ _known: dict[tuple[str, str, int], _Copies] = {}
 _known_lock = threading.Lock()
 
 
-def _copies_of(handle: LogHandle, table_id: str) -> _Copies:
-    """The copies of a table's files; kept when keys are renewed, by which a handle becomes another one."""
+def _copies(handle: LogHandle, table_id: str) -> _Copies:
+    """The copies of a table's files; they survive renewed credentials, which make another handle."""
     with _known_lock:
         key = (handle.location, table_id, os.getpid())
         copies = _known.get(key)

@@ -10,12 +10,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import (
     BooleanType,
-    ByteType,
     DataType,
     DateType,
-    IntegerType,
-    LongType,
-    ShortType,
     StringType,
     StructType,
 )
@@ -23,9 +19,6 @@ from pyspark.sql.types import (
 from stream_merge.model.snapshot import name_in_files
 from stream_merge.shapes.arrow_order import holds_null_of_partitions
 from stream_merge.spark.versions import arrow_type
-
-TYPES: tuple[type[DataType], ...] = (BooleanType, ByteType, ShortType, IntegerType, LongType, DateType, StringType)
-"""Types whose values have one text each, the same for every writer."""
 
 
 def typed(text: str | None, dtype: DataType) -> pa.Scalar:
@@ -35,7 +28,7 @@ def typed(text: str | None, dtype: DataType) -> pa.Scalar:
         return pa.scalar(None, wanted)
     if isinstance(dtype, BooleanType):
         if text not in ("true", "false"):
-            msg = f"partition value {text!r} is no boolean"
+            msg = f"partition value {text!r} is not a boolean"
             raise ValueError(msg)
         return pa.scalar(text == "true", wanted)
     if isinstance(dtype, DateType):
@@ -43,12 +36,12 @@ def typed(text: str | None, dtype: DataType) -> pa.Scalar:
     if isinstance(dtype, StringType):
         return pa.scalar(text, wanted)
     if _WHOLE.fullmatch(text) is None:
-        msg = f"partition value {text!r} is no whole number"
+        msg = f"partition value {text!r} is not a whole number"
         raise ValueError(msg)
     return pa.scalar(int(text), wanted)
 
 
-def text_of(value: Any) -> str | None:
+def spelled(value: Any) -> str | None:
     """A partition value as the log spells it."""
     if value is None:
         return None
@@ -72,7 +65,7 @@ def _days(text: str) -> int:
     """Days since 1970 of a date in Spark's spelling."""
     match = _DATE.fullmatch(text)
     if match is None:
-        msg = f"partition value {text!r} is no date"
+        msg = f"partition value {text!r} is not a date"
         raise ValueError(msg)
     cycles, year = divmod(int(match[1]) - 2000, _CYCLE_YEARS)
     day = datetime.date(2000 + year, int(match[2]), int(match[3]))
@@ -81,11 +74,11 @@ def _days(text: str) -> int:
 
 def _texts(values: pa.ChunkedArray) -> list[str | None]:
     if not pa.types.is_date32(values.type):
-        return [text_of(value) for value in values.to_pylist()]
-    return [None if days is None else _spelled(days) for days in values.cast(pa.int32()).to_pylist()]
+        return [spelled(value) for value in values.to_pylist()]
+    return [None if days is None else _spelled_date(days) for days in values.cast(pa.int32()).to_pylist()]
 
 
-def _spelled(days: int) -> str:
+def _spelled_date(days: int) -> str:
     cycles, day = divmod(days, _CYCLE_DAYS)
     within = _EPOCH + datetime.timedelta(days=day)
     year = within.year + cycles * _CYCLE_YEARS

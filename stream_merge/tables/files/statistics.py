@@ -1,7 +1,7 @@
-"""What the log says of a data file's values, as Delta 4.4 collects it (`StatisticsCollection`).
+"""Statistics of a data file for the log, as Delta 4.4 collects them (`StatisticsCollection`).
 
-Readers skip files by it: an end that is left out costs a reader the file, one that excludes a value costs it a row.
-So ends are left out where readers do not agree: floats that are not finite, years that Python cannot spell.
+Readers skip files by them: a bound that is left out costs a reader the file, one that excludes a value costs it a row.
+So bounds are left out where readers do not agree: floats that are not finite, years that Python cannot spell.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _first(schema: StructType, count: int) -> tuple[StructType, int]:
         leaves = 1
         if isinstance(dtype, StructType):
             dtype, leaves = _first(dtype, count - taken)
-        fields.append(_of_type(field, dtype))
+        fields.append(StructField(field.name, dtype, field.nullable, field.metadata))
         taken += leaves
     return StructType(fields), taken
 
@@ -124,12 +124,9 @@ def _named(schema: StructType, paths: Sequence[Sequence[str]]) -> StructType:
         if rests and not any(rests):
             fields.append(field)
         elif rests and isinstance(field.dataType, StructType):
-            fields.append(_of_type(field, _named(field.dataType, [rest for rest in rests if rest])))
+            inner = _named(field.dataType, [rest for rest in rests if rest])
+            fields.append(StructField(field.name, inner, field.nullable, field.metadata))
     return StructType(fields)
-
-
-def _of_type(field: StructField, dtype: DataType) -> StructField:
-    return StructField(field.name, dtype, field.nullable, field.metadata)
 
 
 def _paths(text: str) -> list[list[str]]:
@@ -165,7 +162,7 @@ def _has_ends(dtype: DataType) -> bool:
 
 
 def _has_leaves(dtype: DataType) -> bool:
-    return any(_has_leaves(f.dataType) for f in dtype.fields) if isinstance(dtype, StructType) else True
+    return not isinstance(dtype, StructType) or any(_has_leaves(f.dataType) for f in dtype.fields)
 
 
 # -- what of them -------------------------------------------------------------------------------
@@ -181,7 +178,7 @@ def _collected(
     for field in schema.fields:
         values, dtype, name = columns[field.name], field.dataType, stored_name(field, mapped=mapped)
         if isinstance(dtype, StructType):
-            inner = dict(zip(_names(values.type), values.flatten(), strict=True))
+            inner = dict(zip((part.name for part in values.type), values.flatten(), strict=True))
             parts = _collected(inner, dtype, prefix=prefix, mapped=mapped)
             _put(name, (parts[0], parts[1]) if _has_ends(dtype) else (None, None), least, greatest)
             if _has_leaves(dtype):
@@ -191,10 +188,6 @@ def _collected(
         if _is_eligible(dtype) and values.null_count < len(values):
             _put(name, _ends(values, dtype, prefix), least, greatest)
     return least, greatest, nulls
-
-
-def _names(struct: pa.StructType) -> list[str]:
-    return [struct.field(i).name for i in range(struct.num_fields)]
 
 
 def _put(name: str, parts: Iterable[_Tree | str | None], *trees: _Tree) -> None:
@@ -239,7 +232,7 @@ def _spelled(value: Any, dtype: DataType) -> str | None:
 
 
 def _ends_of_floats(values: pa.ChunkedArray) -> _Ends:
-    """NaN is greatest for Spark and nothing at all for others: no greatest value is told beside it.
+    """The ends of floats. NaN is greatest for Spark and nothing for others: beside it the greatest is left out.
 
     Infinite ends are left out: JSON has no number for them, and not every reader knows Spark's text. Zeros have the
     outer sign, as -0.0 is less than 0.0 for some readers. A float has the digits of the double that it equals.
@@ -257,12 +250,11 @@ def _ends_of_floats(values: pa.ChunkedArray) -> _Ends:
 def _cut_up(text: str, prefix: int) -> str | None:
     """A text that is not less than this one and about `prefix` UTF-16 units long (`truncateMaxStringAgg`).
 
-    It is the text's beginning and a character that is greater, in UTF-8, than the first that is left out. None: the
-    text goes on with the greatest character for too long.
+    It is the beginning and a character greater, in UTF-8, than the first left out; None if there is none.
     """
     units = end = 0
     while end < len(text) and units < prefix:
-        units += _units(text[end])
+        units += 1 + (text[end] > "\uffff")
         end += 1
     while units <= 2 * prefix:
         if end == len(text):
@@ -270,10 +262,6 @@ def _cut_up(text: str, prefix: int) -> str | None:
         following = text[end]
         if following != _LAST_CHARACTER:
             return text[:end] + (_LAST_ASCII if following < _LAST_ASCII else _LAST_CHARACTER) if prefix else None
-        units += _units(following)
+        units += 1 + (following > "\uffff")
         end += 1
     return None
-
-
-def _units(character: str) -> int:
-    return 2 if character > "\uffff" else 1

@@ -18,7 +18,7 @@ from stream_merge.tables.files.compaction import Stored
 from stream_merge.tables.files.copies import CopiedFolder
 from stream_merge.tables.files.data_file import OWN_PREFIX
 from stream_merge.tables.files.find import FILE, POSITION, Candidate
-from stream_merge.tables.files.folder import Folder, OwnFolder, Sizes
+from stream_merge.tables.files.folder import Folder, Sizes
 from stream_merge.tables.files.footers import Footers
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import Add, LiveFiles, UnreadableLogError, decoded, touched_files
@@ -29,7 +29,7 @@ class TableFiles:
 
     def __init__(self, handle: LogHandle, snapshot: TableSnapshot) -> None:
         is_local = locations.local_path(handle.location) is not None
-        self.folder: Folder = OwnFolder(handle) if is_local else CopiedFolder(handle, snapshot.table_id)
+        self.folder = Folder(handle) if is_local else CopiedFolder(handle, snapshot.table_id)
         self.table_id = snapshot.table_id
         self.opened = handle.times_opened
         self.live = LiveFiles(self.folder.log)
