@@ -197,9 +197,8 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
     inside_at: int | None = None
     with call.clock.phase("plan"):
         is_prepared = target is not None and spark_table.is_prepared(target, spec.target, layout, properties)
-        properties |= location.recorded(
-            session, spec, call.tables, target, deletes=batch.deletes > 0, is_prepared=is_prepared
-        )
+        has_deletes = batch.deletes > 0
+        properties |= location.recorded(spec, call.tables, target, deletes=has_deletes, is_prepared=is_prepared)
         if target is None:
             _register_writer(call)
             target = spark_table.create(

@@ -61,7 +61,8 @@ def check_target(session: SparkSession, target: TableSnapshot | None, spec: Merg
                 " 'spark'"
             )
         if layout.type_changes:
-            problems.extend(_widening_problems(session, target, spec, layout))
+            properties = target.properties
+            problems.extend(widening.obstacles(layout.type_changes, target.schema, properties, session))
         problems.extend(_unwritable_problems(spec, layout))
         odd = [name for name in layout.new_columns if names.needs_column_mapping(name)]
         if odd and not target.maps_columns:
@@ -203,10 +204,6 @@ def _recorded_problems(target: TableSnapshot, spec: MergeSpec, layout: Layout, *
     elif sequence is not None and spark_table.lacks_reserved(target, layout):
         problems.append(required.lacks_reserved(spec.target))
     return problems
-
-
-def _widening_problems(session: SparkSession, found: TableSnapshot, spec: MergeSpec, layout: Layout) -> Iterable[str]:
-    yield from widening.obstacles(layout.type_changes, found.schema, found.properties, session)
 
 
 def keys_problem(table: TableSnapshot, target: str, keys: Iterable[str], *, case_sensitive: bool) -> str | None:

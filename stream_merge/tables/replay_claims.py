@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -169,7 +170,7 @@ class Claims:
             return _Fate.OPEN
         if recorded in (_BATCH, _LANDED):
             return _Fate.LANDED
-        for commit in newest_first(target.version, spark_table.history_of(self.session, self.target)):
+        for commit in newest_first(target.version, partial(spark_table.history, self.session, self.target)):
             ours = commit.ours or {}
             if (ours.get("identity"), ours.get("role")) == (_replay_id(at), "target"):
                 return _Fate.LANDED_BEFORE_FENCE

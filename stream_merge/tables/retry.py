@@ -62,18 +62,6 @@ _BY_CODE: dict[str, str] = {
     # Raised before any file is written when another writer evolved the schema since the handle was built.
     "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS": "MetadataChangedException",
 }
-_BY_TEXT: tuple[tuple[re.Pattern[str], str], ...] = (
-    # A newer version is there; the driver does not commit on top of it.
-    (re.compile(r"Failed to commit transaction: \d+$"), "ConcurrentWriteException"),
-    (re.compile(r"Concurrent transaction failed"), "ConcurrentTransactionException"),
-    (re.compile(r"added new data"), "ConcurrentAppendException"),
-    (re.compile(r"deleted (the same )?data .* read", re.IGNORECASE), "ConcurrentDeleteReadException"),
-    (re.compile(r"deleted the same data", re.IGNORECASE), "ConcurrentDeleteDeleteException"),
-    (re.compile(r"Metadata changed"), "MetadataChangedException"),
-    (re.compile(r"Protocol changed"), "ProtocolChangedException"),
-)
-"""What delta-rs 1.6 says in a `CommitFailedError`, and what Delta calls it."""
-_NATIVE_LOST_COMMIT = "CommitFailedError"
 _CODE = re.compile(r"\[(DELTA_[A-Z_]+)[.\]]")
 
 
@@ -90,23 +78,19 @@ def conflict_class(error: BaseException) -> str | None:
     current: BaseException | None = error
     while current is not None and current not in seen:
         seen.append(current)
-        conflict = _of_one(type(current).__name__, str(current).split("\n", 1)[0])
+        causes = [(type(current).__name__, str(current)), *java_causes(current)]
+        known = filter(None, (_known_class(name.rsplit(".", 1)[-1], message) for name, message in causes))
+        conflict = next(known, None)
         if conflict:
             return conflict
-        for class_name, message in java_causes(current):
-            conflict = _of_one(class_name.rsplit(".", 1)[-1], message.split("\n", 1)[0])
-            if conflict:
-                return conflict
         current = current.__cause__
     return None
 
 
-def _of_one(class_name: str, first_line: str) -> str | None:
+def _known_class(class_name: str, message: str) -> str | None:
     if class_name in VERDICTS:
         return class_name
-    if class_name == _NATIVE_LOST_COMMIT:
-        return next((conflict for pattern, conflict in _BY_TEXT if pattern.search(first_line)), None)
-    code = _CODE.search(first_line)
+    code = _CODE.search(message.split("\n", 1)[0])
     return _BY_CODE.get(code.group(1)) if code else None
 
 
@@ -174,15 +158,9 @@ def conflict(
 def _warn(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     if isinstance(error, CommitConflictError):
-        tell(
-            log.warning,
-            "commit_conflict",
-            target=error.target,
-            batch_id=error.batch_id,
-            conflict=error.conflict,
-            attempt=error.attempts,
-            wait_seconds=round(state.next_action.sleep, 3) if state.next_action else None,
-        )
+        wait = round(state.next_action.sleep, 3) if state.next_action else None
+        facts = {"conflict": error.conflict, "attempt": error.attempts, "wait_seconds": wait}
+        tell(log.warning, "commit_conflict", target=error.target, batch_id=error.batch_id, **facts)
 
 
 assert set(VERDICTS) == set(CONFLICTS), "results.CONFLICTS and retry.VERDICTS name the same classes"

@@ -22,7 +22,6 @@ from stream_merge.model.snapshot import (
     FEED_PROPERTY,
     VECTORS_PROPERTY,
     CommitRecord,
-    History,
     TableSnapshot,
     metrics_of_history,
 )
@@ -354,7 +353,7 @@ _MEANWHILE = 100
 """Commits of others during a look."""
 
 
-def history(session: SparkSession, target: TableRef, *, newer_than: int, up_to: int) -> list[CommitRecord]:
+def history(session: SparkSession, target: TableRef, newer_than: int, up_to: int) -> list[CommitRecord]:
     """The commits in a range of versions up to the table's newest, newest first; Delta counts from there (4.4)."""
     wanted = up_to - newer_than
     if wanted <= 0:
@@ -374,11 +373,6 @@ def history(session: SparkSession, target: TableRef, *, newer_than: int, up_to: 
         for row in rows
         if row["version"] > newer_than
     ]
-
-
-def history_of(session: SparkSession, target: TableRef) -> History:
-    """`history` of one table."""
-    return lambda newer_than, up_to: history(session, target, newer_than=newer_than, up_to=up_to)
 
 
 def changes(session: SparkSession, target: TableRef, version: int) -> DataFrame:

@@ -1,7 +1,7 @@
-"""Where a target's deletes are remembered, whatever the target is called.
+"""Location of a target's tombstones, whatever the target is called.
 
-The log is located beside the target, under a name made of the target's. A table has more names than one: it is renamed,
-or named by its path here and by a catalog there. So the target says by a property where its log is.
+They are beside the target, under a name made of the target's. A table has more names than one: it is renamed, or named
+by its path here and by a catalog there. So the target has a property that says where its tombstones are.
 """
 
 from __future__ import annotations
@@ -61,13 +61,7 @@ def locate(session: SparkSession, target: TableRef, snapshot: TableSnapshot) -> 
 
 
 def recorded(
-    session: SparkSession,
-    spec: MergeSpec,
-    tables: Tables,
-    target: TableSnapshot | None,
-    *,
-    deletes: bool,
-    is_prepared: bool,
+    spec: MergeSpec, tables: Tables, target: TableSnapshot | None, *, deletes: bool, is_prepared: bool
 ) -> dict[str, str]:
     """The property by which a target says where its tombstones are.
 

@@ -1,10 +1,11 @@
-"""Where events go that break the contract: one table with fixed columns, whatever the source looks like."""
+"""The quarantine: one table with fixed columns for events that break the contract, whatever the source."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,12 +55,12 @@ SCHEMA = StructType(
 )
 """NULL where not applicable; the same from the first version on."""
 PLACE = ("topic", "partition", "offset", "timestamp")
-"""Where a record stood; `partition` is NULL in a file, `offset` where nobody knows."""
+"""Position of a record; `partition` is NULL in a file, `offset` where nobody knows."""
 PROPERTIES = {names.ROW_GROUP_PROPERTY: "100"}
-"""Of a quarantine that the sink creates.
+"""Properties of a new quarantine.
 
 Spark reads as many rows at once as a row group has, up to 4,096, and holds each column of them in one array (Spark 4.1,
-`VectorizedParquetRecordReader`): records of megabytes would need gigabytes to be looked at, or to be replayed.
+`VectorizedParquetRecordReader`): records of megabytes would need gigabytes to be read.
 """
 
 
@@ -143,23 +144,22 @@ def write_undecodable(rows: DataFrame, table: TableRef, *, commit: SideCommit) -
 
 def records(session: SparkSession, table: TableRef, *, replayed_at: Column | None = None) -> DataFrame | None:
     """Quarantined records of topics with their bytes, by when they were replayed; None where there is no table."""
-    if spark_table.find(session, table) is None:
-        return None
     has_bytes = F.col("raw_key").isNotNull() | F.col("raw_value").isNotNull()
     is_record = F.col("topic").isNotNull() & F.col("offset").isNotNull() & has_bytes
-    return spark_table.rows(session, table).where(is_record & _is_replayed(replayed_at))
+    return _rows_where(session, table, is_record, replayed_at)
 
 
 def records_of_files(session: SparkSession, table: TableRef, *, replayed_at: Column | None = None) -> DataFrame | None:
     """Quarantined lines of files, by when they were replayed: `topic` is the file, and `partition` NULL."""
+    is_record = F.col("topic").isNotNull() & F.col("partition").isNull() & F.col("raw_value").isNotNull()
+    return _rows_where(session, table, is_record, replayed_at)
+
+
+def _rows_where(session: SparkSession, table: TableRef, wanted: Column, at: Column | None) -> DataFrame | None:
     if spark_table.find(session, table) is None:
         return None
-    is_record = F.col("topic").isNotNull() & F.col("partition").isNull() & F.col("raw_value").isNotNull()
-    return spark_table.rows(session, table).where(is_record & _is_replayed(replayed_at))
-
-
-def _is_replayed(at: Column | None) -> Column:
-    return F.col("replayed_at").isNull() if at is None else F.col("replayed_at") == at
+    is_replayed = F.col("replayed_at").isNull() if at is None else F.col("replayed_at") == at
+    return spark_table.rows(session, table).where(wanted & is_replayed)
 
 
 def write_whole(
@@ -201,7 +201,7 @@ def is_written(session: SparkSession, table: TableRef, commit: SideCommit) -> bo
     snapshot = None if commit.app_id is None else spark_table.find(session, table)
     if snapshot is None or commit.app_id is None or snapshot.transaction(commit.app_id) != commit.batch_id:
         return False
-    then = commit.recorded_fingerprint(snapshot.version, spark_table.history_of(session, table))
+    then = commit.recorded_fingerprint(snapshot.version, partial(spark_table.history, session, table))
     return not is_other(commit.fingerprint, then)
 
 
@@ -255,7 +255,7 @@ def _missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> tuple[Data
     snapshot = _created(session, table)
     if not is_applied(snapshot.transaction, commit.app_id, commit.batch_id):
         return rows, commit
-    commit.expect_own(snapshot, spark_table.history_of(session, table))
+    commit.expect_own(snapshot, partial(spark_table.history, session, table))
     stored = spark_table.rows(session, table).where(F.col("batch_id") == commit.batch_id)
     beyond = _beyond(rows, stored).localCheckpoint(eager=True)
     return None if beyond.isEmpty() else (beyond, replace(commit, app_id=None, judge=None))

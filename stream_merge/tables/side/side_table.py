@@ -1,4 +1,4 @@
-"""A table beside the target, written by Spark or in the driver: once per batch, again when another writer won."""
+"""A side table, written by Spark or in the driver: once per batch, again when another writer won."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -67,9 +68,7 @@ class SideCommit:
 class SideTable(ABC, Generic[Rows]):
     """One side table, by one back end; `accept` says which table it is."""
 
-    def __init__(
-        self, name: TableRef, accept: Callable[[TableSnapshot], TableSnapshot | None] = lambda snapshot: snapshot
-    ) -> None:
+    def __init__(self, name: TableRef, accept: Accept = lambda snapshot: snapshot) -> None:
         self.name = name
         self._accept = accept
 
@@ -122,7 +121,7 @@ class SparkSideTable(SideTable[DataFrame]):
         """False: Delta drops what its `txnVersion` shows as written."""
         snapshot = None if commit.judge is None else spark_table.find(self._session, self.name)
         if snapshot is not None:
-            commit.expect_own(snapshot, spark_table.history_of(self._session, self.name))
+            commit.expect_own(snapshot, partial(spark_table.history, self._session, self.name))
         return False
 
     def _append(self, rows: DataFrame, commit: SideCommit) -> None:
