@@ -179,7 +179,7 @@ class Calls:
         spec = filters.with_fixed_time(session, self.spec)
         delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls)
         retrying = Retrying(
-            spec.retry,
+            policy=spec.retry,
             clock=clock,
             metrics=self.metrics,
             query=who.query,

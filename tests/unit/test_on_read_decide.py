@@ -520,7 +520,7 @@ def test_any_history_of_merges_has_the_rows_of_its_events(tmp_path, seed, turn, 
         given = events(*told, delete=deletes)
         fresh = target.merger(given)
         if merger is not None and rng.random() < 0.7:  # what is known of the table is kept, as a sink does
-            fresh._table = merger._table
+            fresh.target = merger.target
             fresh._chosen_at = -1
         merger = fresh
         merger.merge(None, target.tag())
@@ -568,7 +568,7 @@ def test_what_is_committed_is_undone_whatever_memory_it_takes(target):
     """A merge of the same rows is given up, with nothing written."""
     late = events((1, 4, None), (2, 4, None))
     merger = target.merger(late)
-    merger._promise = Promise(1)
+    merger.promise = Promise(1)
     files = target.files()
     with pytest.raises(NoLongerEligibleError, match="memory"):
         merger._commit(late, [Delete(when=Newer())], target.tag())
@@ -681,7 +681,7 @@ def test_a_merge_whose_files_do_not_fit_into_memory_writes_nothing(rewritten):
             asked.append(wanted)
             return 1 if wanted > asked[0] + 1_000 else None
 
-    merger._promise = Little(None)
+    merger.promise = Little(None)
     files = rewritten.files()
 
     with pytest.raises(NoLongerEligibleError, match="memory"):

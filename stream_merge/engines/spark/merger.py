@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from delta.tables import DeltaMergeBuilder
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.engines.base import CommitTag, MergeJob, MergeReport
 from stream_merge.engines.spark import render, whole
 from stream_merge.engines.spark.commit import SparkCommits, committing, executed
 from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.errors import CommitConflictError, MergeFailedError
 from stream_merge.model import names
-from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes import shape_of
-from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.clauses import Clause, Delete, Newer, Update
-from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.surely_changes import GreatestSequence
+from stream_merge.shapes.surely_changes import GreatestSequence, stored
 from stream_merge.spark import columns
 from stream_merge.spark.evaluate_once import held_bytes
 from stream_merge.tables import spark_table
@@ -39,27 +36,14 @@ class SparkMerger(SparkCommits):
     4.4). They are set before every attempt and restored after it; in a private session no other write can pick them up.
     """
 
-    def __init__(
-        self,
-        *,
-        session: SparkSession,
-        spec: MergeSpec,
-        layout: Layout,
-        batch: Batch,
-        target: TableSnapshot,
-        pruning: Pruning,
-        stored_greatest: Callable[[], GreatestSequence | None],
-        deletion_vectors: bool | None = None,
-    ) -> None:
-        super().__init__(session, spec.target)
-        self._spec = spec
-        self._shape = shape_of(spec)
-        self._layout = layout
-        self._batch = batch
-        self._laid_out_for = target
-        self._pruning = pruning
-        self._stored_greatest = stored_greatest
+    def __init__(self, job: MergeJob, *, deletion_vectors: bool | None) -> None:
+        super().__init__(job.session, job.spec.target)
+        self._job = job
+        self._spec, self._layout, self._batch = job.spec, job.layout, job.batch
+        self._shape = shape_of(job.spec)
+        self._pruning = Pruning(job.session, job.spec, job.layout, job.batch, job.target, inside_at=job.inside_at)
         self._deletion_vectors = deletion_vectors
+        """Mark rows as deleted (True) or write their files again (False); None leaves it to the session."""
 
     def merge(self, hits: Hits | None, tag: CommitTag) -> MergeReport:
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
@@ -88,7 +72,7 @@ class SparkMerger(SparkCommits):
 
         It would cast into the new columns, or put NULL into their fields.
         """
-        if self._layout.is_indifferent_to_columns or self._existing(tag).has_columns_of(self._laid_out_for):
+        if self._layout.is_indifferent_to_columns or self._existing(tag).has_columns_of(self._job.target):
             return
         lost = "MetadataChangedException"
         msg = (
@@ -162,6 +146,13 @@ class SparkMerger(SparkCommits):
             return False
         return self._shape.surely_changes(self._batch.rows.greatest(), self._stored_greatest, self._spec)
 
+    def _stored_greatest(self) -> GreatestSequence | None:
+        """The greatest sequence in the target by its files' statistics."""
+        if self._job.target.maps_columns:
+            return None  # statistics go by the names in the files, which may be those of other columns by now
+        files = self._job.tables.target.files()
+        return None if files is None else stored(files, self._layout)
+
     def _would_change(self, events: DataFrame, upserts: int | None) -> bool:
         """Whether any event changes a row; `upserts` is None where nobody has counted them.
 
@@ -193,8 +184,8 @@ class SparkMerger(SparkCommits):
         batch = self._batch
         if batch.upserts + batch.deletes <= BROADCAST_EVENTS:
             events = F.broadcast(events)
-        stored = spark_table.rows(self._session, self._target)
-        return stored.alias("t").join(events.alias("s"), self._is_match() if is_match is None else is_match)
+        rows = spark_table.rows(self._session, self._target)
+        return rows.alias("t").join(events.alias("s"), self._is_match() if is_match is None else is_match)
 
     def _existing(self, tag: CommitTag) -> TableSnapshot:
         """The target, which was there a moment ago: not to see it must not look as if there were nothing to do."""
