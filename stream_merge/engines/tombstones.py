@@ -1,9 +1,8 @@
-"""Who reads and writes the remembered deletes of a job: whichever engine merges, the driver does it where it may."""
+"""Who reads and writes the tombstones of a job: the driver where it may, whichever engine merges."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
@@ -13,13 +12,13 @@ from stream_merge.shapes.arrow_order import is_legible
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.tables.files.eligibility import Ineligible, keys_obstacle, table_obstacle
 from stream_merge.tables.side.side_table import DriverSideTable, SparkSideTable
-from stream_merge.tables.side.tombstones import DriverTombstones, SparkTombstones, own_log
+from stream_merge.tables.side.tombstones import DriverTombstones, Scope, SparkTombstones, own_log
 
 
 def on_spark(job: MergeJob) -> SparkTombstones:
     """Tombstones by Spark."""
     own = partial(own_log, job.target.table_id)
-    return SparkTombstones(SparkSideTable(job.session, job.spec.tombstone_target, own), **_scope(job))
+    return SparkTombstones(SparkSideTable(job.session, job.spec.tombstone_target, own), _scope(job))
 
 
 def in_driver(job: MergeJob, events: pa.Table) -> DriverTombstones:
@@ -31,18 +30,18 @@ def in_driver(job: MergeJob, events: pa.Table) -> DriverTombstones:
         cached=job.tables.tombstones.cached_driver,
         accept=partial(own_log, job.target.table_id),
     )
-    return DriverTombstones(table, events, **_scope(job))
+    return DriverTombstones(table, events, _scope(job))
 
 
-def _scope(job: MergeJob) -> dict[str, Any]:
-    return {
-        "session": job.session,
-        "spec": job.spec,
-        "target_id": job.target.table_id,
-        "layout": job.layout,
-        "batch": job.batch,
-        "now_micros": job.now_micros,
-    }
+def _scope(job: MergeJob) -> Scope:
+    return Scope(
+        session=job.session,
+        spec=job.spec,
+        target_id=job.target.table_id,
+        layout=job.layout,
+        batch=job.batch,
+        now_micros=job.now_micros,
+    )
 
 
 def refused_log(job: MergeJob) -> Ineligible | None:

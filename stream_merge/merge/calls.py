@@ -14,13 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge.engines.choose import wants_events_at_hand
 from stream_merge.engines.costs import CostModel
 from stream_merge.merge import quarantining, steps
-from stream_merge.merge.call import BatchCall
+from stream_merge.merge.call import Applied, BatchCall, Done
 from stream_merge.merge.clock import Observed, PhaseClock, now_micros
 from stream_merge.merge.commit_tags import CommitTags
 from stream_merge.merge.report import failures_told, result_of, told
 from stream_merge.merge.retrying import Retrying
 from stream_merge.merge.running_calls import claims, part_of
-from stream_merge.merge.states import Applied, Done
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model.observer import Observer
 from stream_merge.model.results import MergeResult, Tidied

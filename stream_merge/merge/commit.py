@@ -1,4 +1,4 @@
-"""How a batch gets into the target: one commit, tried again where another writer was faster, and checked after it."""
+"""Commits a batch to the target: again where another writer was faster, and re-checked after it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from stream_merge.engines.base import Choice, CommitTag, MergeReport
 from stream_merge.engines.spark.commit import SparkCommits, add_filled, record
 from stream_merge.errors import MergeFailedError
 from stream_merge.merge import commit_outcome
-from stream_merge.merge.call import BatchCall
+from stream_merge.merge.call import BatchCall, Merged
 from stream_merge.merge.ledger import landed_as
 from stream_merge.merge.plan import Plan, on_spark, replan, with_tombstones
-from stream_merge.merge.states import Merged
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Tidied
@@ -43,7 +42,7 @@ def commit(call: BatchCall, plan: Plan) -> tuple[Plan, Merged]:
         current, hits = judge(call, current)
         if hits is not None and current.events == hits.refused:
             # After a lost attempt the winner may have been a twin of this call that knew of no refusal.
-            return current, _of(MergeReport(already_applied=number > 1 and _is_recorded(call)), hits)
+            return current, _as_merged(MergeReport(already_applied=number > 1 and _is_recorded(call)), hits)
         with call.clock.phase("merge"):
             return _merged(call, current, hits)
 
@@ -83,10 +82,10 @@ def _merged(call: BatchCall, plan: Plan, hits: Hits | None) -> tuple[Plan, Merge
             if plan.execution.in_driver:
                 _refresh_cached(call)
             choose.learn(call.costs, plan.job, plan.execution, time.perf_counter() - started)
-    return plan, _of(report, hits, plan.choice)
+    return plan, _as_merged(report, hits, plan.choice)
 
 
-def _of(report: MergeReport, hits: Hits | None, choice: Choice | None = None) -> Merged:
+def _as_merged(report: MergeReport, hits: Hits | None, choice: Choice | None = None) -> Merged:
     return Merged(report=report, choice=choice, hits=hits, refused=0 if hits is None else hits.refused)
 
 
@@ -202,7 +201,7 @@ def forget(call: BatchCall, plan: Plan, merged: Merged, *, table_id: str) -> Pla
     return plan
 
 
-def tidy_of(call: BatchCall, plan: Plan) -> Callable[[], Tidied] | None:
+def tidying(call: BatchCall, plan: Plan) -> Callable[[], Tidied] | None:
     """What the engine does about the files that its merges leave; None where they leave none."""
     tidy = plan.execution.tidy
     if tidy is None:

@@ -13,8 +13,7 @@ from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.choose import job_of
 from stream_merge.errors import MergeFailedError, StreamMergeError
-from stream_merge.merge.call import BatchCall
-from stream_merge.merge.states import Ready
+from stream_merge.merge.call import BatchCall, Ready
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import expect_not_replaced
 from stream_merge.spark.errors import reason

@@ -1,7 +1,7 @@
-"""The steps of one call, in the order that makes a crash at any point harmless: each from value to value.
+"""The steps of one call, in the order that makes a crash at any point harmless.
 
-Order of writes: quarantine, defaults of new columns, remembered deletes, target, re-check, forgotten tombstones. Every
-one of them is idempotent, and a target that is found committed does not skip those after it.
+Order of writes: quarantine, defaults of new columns, tombstones, target, re-check, forgotten tombstones. Each of them
+is idempotent, and a target that is committed already does not skip those after it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.engines.spark.whole import Beside
 from stream_merge.errors import MergeFailedError
 from stream_merge.merge import commit, validation
-from stream_merge.merge.call import BatchCall
+from stream_merge.merge.call import Applied, BatchCall, Done, Merged, Prepared, Ready
 from stream_merge.merge.plan import Plan, choose_plan, with_tombstones
-from stream_merge.merge.states import Applied, Done, Merged, Prepared, Ready
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import TableSnapshot, expect_not_replaced, is_on
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
@@ -119,7 +118,7 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     call.intake.expect_whole()
     batch = evaluate(call, source, prepared.layout, prepared.target)
     call.intake.expect_whole()
-    refuse(call, batch, prepared)
+    validation.refuse(call, batch, prepared)
     if not batch.received and not call.spec.is_whole:
         _register_writer(call)
         quarantine_undecodable(call)
@@ -134,7 +133,15 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     recorded = record_first_batch(call, ready, merged)
     plan, merged = recheck(call, plan, ready, merged)
     plan = forget_revived(call, plan, ready, merged)
-    return done(call, plan, ready, merged, recorded)
+    return Done(
+        batch=ready.batch,
+        target=ready.target,
+        choice=plan.choice,
+        merged=merged,
+        adds_columns=ready.layout.evolves,
+        recorded_version=recorded,
+        tidy=None if merged.report.version is None else commit.tidying(call, plan),
+    )
 
 
 def evaluate(call: BatchCall, source: DataFrame, layout: Layout, target: TableSnapshot | None) -> Batch:
@@ -170,24 +177,6 @@ def _evaluated_in_driver(
     if batch is None:
         tell(log.warning, "batch_too_large_for_the_driver", target=spec.label, batch_id=call.batch_id)
     return batch
-
-
-def refuse(call: BatchCall, batch: Batch, prepared: Prepared) -> None:
-    """Under on_invalid="fail", and for events that may not come in this shape, raise before anything is written."""
-    undecodable = call.intake.undecodable_events
-    validation.refuse(
-        call.session,
-        batch,
-        prepared.layout,
-        call.spec,
-        prepared.target,
-        undecodable=undecodable,
-        batch_id=call.batch_id,
-    )
-    validation.refuse_invalid_if_told_to(batch, call.spec, batch_id=call.batch_id)
-    most = call.intake.most_undecodable
-    if most is not None:
-        validation.refuse_undecodable(batch, call.spec, most, batch_id=call.batch_id)
 
 
 def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch: Batch) -> Ready:
@@ -347,19 +336,6 @@ def forget_revived(call: BatchCall, plan: Plan, ready: Ready, merged: Merged) ->
         if merged.report.already_applied and not _is_newest_recorded(call):
             return plan
         return commit.forget(call, plan, merged, table_id=ready.target.table_id)
-
-
-def done(call: BatchCall, plan: Plan, ready: Ready, merged: Merged, recorded: int | None) -> Done:
-    """The outcome of a merged batch."""
-    return Done(
-        batch=ready.batch,
-        target=ready.target,
-        choice=plan.choice,
-        merged=merged,
-        adds_columns=ready.layout.evolves,
-        recorded_version=recorded,
-        tidy=None if merged.report.version is None else commit.tidy_of(call, plan),
-    )
 
 
 def _is_newest_recorded(call: BatchCall) -> bool:
