@@ -15,7 +15,7 @@ DRIVER_BYTES = 16 << 20
 
 
 _ROW_BYTES = 256
-"""Of a row, where nobody says how many rows a table has."""
+"""Bytes of a row where a table's number of rows is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,11 +23,10 @@ class Work:
     """What a merge has to do, as far as it is known before."""
 
     events: int
-    """Events after dedup."""
     bytes: int
-    """Bytes of the files that the bounds of the keys leave."""
+    """Bytes of the files within the bounds of the keys."""
     rows: int = 0
-    """Rows in them; 0 where nobody says."""
+    """Rows in them; 0 if unknown."""
     cores: int
     """Task slots of the cluster."""
 
@@ -65,7 +64,7 @@ Fitted to merges of 1,000 to 1 M events into 20 k to 20 M rows on 2 cores (Spark
 
 _DELETION_VECTORS_FIXED = 1.1
 _REWRITE_SHARE = 0.45
-"""Of a Spark merge's time per byte: what goes into writing unchanged rows again, which deletion vectors spare."""
+"""Share of a Spark merge's time per byte that goes into rewriting unchanged rows, which deletion vectors spare."""
 
 
 def favours_deletion_vectors(work: Work) -> bool:
@@ -87,7 +86,7 @@ class CostModel:
     """Estimates of one sink, corrected by how long its merges took."""
 
     remembers_in_driver: bool = True
-    """Whether delta-rs, where it can, remembers the deletes of a batch that Spark merges."""
+    """Whether the driver, where it can, writes the tombstones of a batch that Spark merges."""
 
     def __init__(self) -> None:
         self.last_events: int | None = None

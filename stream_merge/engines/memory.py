@@ -120,9 +120,9 @@ def _free_in_the_limit() -> list[int]:
 
 
 BASE_BYTES = 256 << 20
-"""What DuckDB's readers and Arrow hold, however little they read."""
+"""Memory of DuckDB's readers and Arrow, however little they read."""
 COPIES_OF_EVENTS, COPIES_OF_ROWS = 3, 4
-"""Events and rows as they are read, before and after the clauses, and in the files that are made of them."""
+"""Copies in memory: as read, before and after the clauses, and in the new files."""
 
 
 def memory_before(

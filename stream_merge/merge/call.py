@@ -33,42 +33,34 @@ class BatchCall:
     """What the steps of one call share."""
 
     spec: MergeSpec
-    """What the sink was told."""
     batch_id: int
     caller: Caller
-    """Who calls, and what its batch ids belong to."""
     intake: Intake
-    """What the source tells about the batch beside its events."""
+    """Facts of the source about the batch beside its events."""
     delivery: Delivery | None
     """The batch as its query's checkpoint knows it; None outside of a query."""
     is_first: bool
-    """Whether the sink has not merged any batch before."""
+    """Whether the sink has not merged any batch yet."""
     clock: PhaseClock
     observed: Observed
-    """The batch before the sink's observers."""
     now_micros: int
-    """When the call began, microseconds since the epoch."""
+    """Start of the call, microseconds since the epoch."""
     session: SparkSession
-    """The sink's own."""
+    """The sink's private session."""
     source_confs: Mapping[str, str | None]
     """Confs that hold while the events are read, and not for the sink's tables."""
     tables: Tables
-    """The sink's: target, tombstones, quarantine."""
     layouts: Layouts
-    """How the sink's batches map onto the target."""
     costs: CostModel
-    """What the sink knows of its engines."""
     last_commit: LastCommit
-    """Of the sink, with which the batch before ended."""
     retrying: Retrying
     tags: CommitTags
-    """Of its commits."""
     maintenance: MaintenancePlan | None
-    """When the target is maintained; None: never."""
+    """None: never."""
     resources: ExitStack
-    """Given back when the call is over."""
+    """Released when the call is over."""
     register_writer: Callable[[], None]
-    """To be asked before the sink's first write (`locks.enter`)."""
+    """Called before the sink's first write (`locks.enter`)."""
 
     def history(self, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
         """The target's commits in a range of versions, newest first."""
@@ -81,7 +73,6 @@ class Prepared:
 
     layout: Layout
     target: TableSnapshot | None
-    """None while there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,10 +91,9 @@ class Ready:
     target: TableSnapshot
     batch: Batch
     source: DataFrame
-    """What the events came from, with the source's columns."""
+    """Frame that the events came from, with the source's columns."""
     inside_at: int | None = None
-    """Version of the target in which no row of the batch's keys lies outside of the user's filter; None where nobody
-    has looked."""
+    """Version of the target in which no row of the batch's keys lies outside of the user's filter, if checked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,17 +101,15 @@ class Merged:
     """What became of the events of a batch."""
 
     report: MergeReport
-    """What the merge did."""
     choice: Choice | None = None
-    """Which engine merged; None where none had to."""
+    """None where no engine had to merge."""
     hits: Hits | None = None
-    """The tombstones of the batch's keys; None where deletes are not remembered, or somebody else has merged."""
+    """Tombstones of the batch's keys; None where tombstones are off, or another call has merged."""
     refused: int = 0
     """Events that a tombstone refused before the merge."""
     repaired: Mapping[str, int] = field(default_factory=dict)
-    """Rows that the re-check removed, in `total` and by what they had been counted as."""
+    """Rows that the re-check removed, in `total` and by their first fate."""
     repaired_version: int | None = None
-    """Version of the target that the re-check has committed."""
 
     @property
     def is_in_the_target(self) -> bool:
@@ -134,9 +122,9 @@ class Done:
     """What became of a batch."""
 
     batch: Batch | None = None
-    """None where it did not have to be evaluated, or no event could be read."""
+    """None where it was not evaluated, or no event could be decoded."""
     target: TableSnapshot | None = None
-    """As it was before."""
+    """The target before the batch."""
     choice: Choice | None = None
     """None where nothing was left to merge."""
     merged: Merged = field(default_factory=lambda: Merged(report=MergeReport()))
@@ -145,13 +133,13 @@ class Done:
     was_applied: bool = False
     """Whether the target held the batch before this call."""
     recorded_version: int | None = None
-    """Of the target, that has the batch's transaction id alone."""
+    """Version of the target that has the batch's transaction id alone."""
     tidy: Callable[[], Tidied] | None = None
-    """What the engine that merged does about the files that it leaves."""
+    """Compacts the files that the engine's merges leave."""
     maintenance: MaintenanceRun | None = None
-    """Of the target's files, after all else; None where none was due."""
+    """None where none was due."""
     read_debt: ReadDebt | None = None
-    """Of the target, after maintenance; None where the engine leaves none."""
+    """None where the engine leaves none."""
 
     @property
     def version(self) -> int | None:

@@ -54,7 +54,7 @@ class Calls:
     ) -> None:
         self.spec = spec
         self.last_result: MergeResult | None = None
-        """Of the last call that did not raise; None before the first one."""
+        """Result of the last call that did not raise."""
         self.costs = CostModel()
         self.sleep: Callable[[float], None] = time.sleep
         self._own_metrics = metrics
@@ -286,7 +286,7 @@ class Calls:
 
 
 STALENESS_CONF = "spark.databricks.delta.stalenessLimit"
-"""Lets reads go without the newest version of a table for a while; 0 unless somebody sets it."""
+"""Allows reads of an older version of a table for a while; 0 by default."""
 
 
 class OwnSession:
@@ -295,7 +295,7 @@ class OwnSession:
     def __init__(self) -> None:
         self._sessions: tuple[SparkSession, SparkSession] | None = None
         self.ignored: dict[str, str | None] = {}
-        """What the batches' own session says of `WHOLE_READS` that the copy does not: their source is read by it."""
+        """Confs of `WHOLE_READS` that the batches' session sets and the copy does not: their source is read by them."""
 
     def of(self, batch_df: DataFrame) -> SparkSession:
         """The copy for this batch; a new one when the batches come from another session."""

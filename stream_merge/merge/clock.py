@@ -33,7 +33,6 @@ class PhaseClock:
             self._charge("read", began, self._since)
         self._epoch_ns = time.time_ns() - int(time.perf_counter() * 1e9)
         self.began_ns = self._ns(self._since if began is None else began)
-        """Nanoseconds since the epoch."""
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:

@@ -24,19 +24,17 @@ class CommitTags:
     caller: Caller
     batch_id: int
     target: TableRef
-    """As the sink was told."""
     run: Runner
-    """Runs an attempt of a side commit."""
     judge: Judge | None
-    """How a stream tells its batch from one that a side table has recorded; None outside of one."""
+    """None outside of a stream."""
     recorded: Mapping[str, Any]
-    """What each of the target's commits records of the batch beside what the sink does itself."""
+    """Facts of the batch that each of the target's commits records."""
     accounted: Mapping[str, Any]
-    """What the one commit records that merges the batch: a second one would account for the same events twice."""
+    """Facts that only the commit records that merges the batch: a second one would account for its events twice."""
     user_metadata: str | None
     """The user's own value of `userMetadata`, kept beside the sink's."""
     tokens: list[str] = field(default_factory=list)
-    """Of all tags so far."""
+    """Tokens of all tags so far."""
 
     def is_recorded(self, target: TableSnapshot) -> bool:
         """Whether the target's transaction id shows the batch."""

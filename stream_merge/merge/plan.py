@@ -33,7 +33,7 @@ class Plan:
     job: MergeJob
     execution: Execution
     source: DataFrame
-    """What the events came from, with the source's columns."""
+    """Frame that the events came from, with the source's columns."""
 
     @property
     def choice(self) -> Choice:

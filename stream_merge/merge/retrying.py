@@ -16,7 +16,7 @@ from stream_merge.tables import retry
 
 T = TypeVar("T")
 Ledger = tuple[EventCounts, Mapping[str, int]]
-"""The fates of a batch's events, and why some were quarantined."""
+"""Fates of a batch's events, and quarantined events by reason."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -28,7 +28,6 @@ class Retrying:
     metrics: MergeMetrics
     query: str
     target: str
-    """Label."""
     sleep: Callable[[float], None]
     merges: int = 0
     """Attempts of the merge."""

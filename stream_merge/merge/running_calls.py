@@ -23,10 +23,9 @@ class Part:
     """Events that a user's function gives to a sink."""
 
     run_id: str
-    """Of the query's start."""
     batch_id: int
     events: int
-    """What tells the frame from another one (`DataFrame.semanticHash`): a call that is tried again has the same."""
+    """Identity of the frame (`DataFrame.semanticHash`): a retried call has the same."""
 
     def is_of_one_batch(self, other: Part | None) -> bool:
         """Whether these are other events of the same batch."""
@@ -47,9 +46,9 @@ class _Claims:
         self._lock = threading.Lock()
         self._owners: dict[tuple[str, str], int] = {}
         self._merged: dict[tuple[str, str], Part] = {}
-        """What a call has merged last, by identity and location."""
+        """Last merged part, by identity and location."""
         self._writers: Counter[tuple[str, bool]] = Counter()
-        """Calls by location, and whether their sink was promised to be alone."""
+        """Calls by location, and whether their sink has `single_writer`."""
 
     @contextmanager
     def held(

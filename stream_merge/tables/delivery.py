@@ -34,18 +34,14 @@ class Delivery:
 
     checkpoint: Checkpoint
     identity: str
-    """What its batch ids belong to."""
+    """Owner of its batch ids."""
     query: str
-    """Label of the query."""
     target: str
-    """As it was given."""
     location: str
     label: str
-    """The sink's name."""
     calls: Calls
-    """For which batches of its query the sink is called."""
     noted: set[Noted] = field(default_factory=set)
-    """What the checkpoint was told before, by this sink."""
+    """What this sink has recorded in the checkpoint."""
 
     @property
     def app_id(self) -> str:

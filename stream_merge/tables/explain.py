@@ -36,7 +36,7 @@ class MergedVersion:
 
     version: int
     at: datetime | None
-    """When it was committed, UTC."""
+    """UTC."""
     identity: str | None
     """Whose batch it was; None for calls outside a query without `app_id`."""
     batch_id: int
@@ -46,7 +46,7 @@ class MergedVersion:
     plan: str
     """Why this engine, in one sentence."""
     metrics: Mapping[str, int]
-    """Numbers of the merge, by Delta's names."""
+    """Metrics of the merge, by Delta's names."""
 
     @property
     def seconds(self) -> float | None:
@@ -63,31 +63,21 @@ class Explained:
     files: int
     bytes: int
     keys: str | None
-    """Keys that the sink recorded; None where no sink has written yet."""
+    """Recorded keys; None where no sink has written yet."""
     shape: str | None
-    """What its batches mean; None where no sink has written yet."""
+    """Recorded shape; None where no sink has written yet."""
     driver: str | None
-    """Why the driver must not merge into this table; None when it may (on an object store where commits exclude each
-    other, or nobody else writes)."""
+    """Why the driver must not merge into this table; None if it may, where commits on its store exclude each other."""
     merges: tuple[MergedVersion, ...]
     """Newest first."""
     others: int
-    """Versions among those looked at that no sink committed."""
+    """Versions that no sink committed."""
     advice: tuple[str, ...]
     """What would make merges cheaper, a sentence each; none where the figures do not ask for it."""
 
 
 def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] | None = None) -> Explained:
-    """Read a target's newest versions.
-
-    Args:
-        target: path or URI of the table.
-        last: how many versions to look at.
-        storage_options: credentials for an object store.
-
-    Raises:
-        ConfigError: there is no Delta table, or none that can be read without Spark.
-    """
+    """Read a target's newest versions."""
     table = opened(target, storage_options)
     snapshot = table.snapshot()
     keys = snapshot.properties.get(names.KEYS_PROPERTY)

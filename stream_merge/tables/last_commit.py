@@ -36,7 +36,7 @@ class _Committed:
     versions: Sequence[int]
     batch_id: int
     tokens: Sequence[str]
-    """One of them stands in each of the commits."""
+    """Each commit carries one of them."""
 
 
 class LastCommit:

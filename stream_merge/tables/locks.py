@@ -25,9 +25,9 @@ _LOCK_PREFIX = f"{names.RESERVED_PREFIX}lock_"
 _WRITERS_PREFIX = f"{names.RESERVED_PREFIX}writers_"
 """Folder with a file of each process that writes to a table."""
 _LOOKS, _LOOK_SECONDS = 5, 0.05
-"""Somebody who only looks (`holder_of`) keeps others from the lock for a moment."""
+"""A reader (`holder_of`) excludes others from the lock for a moment."""
 _ours: set[Path] = set()
-"""Held by this process, in which sinks and Spark know of each other."""
+"""Locked by this process, in which sinks and Spark exclude each other."""
 
 
 @contextmanager

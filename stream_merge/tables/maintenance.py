@@ -42,7 +42,7 @@ _OPTIMIZE_CONFS = {
 _LISTING_CONF = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 """VACUUM lists a table in so many tasks; Spark's default of 10,000 takes a minute on two cores, for any table."""
 BETWEEN_VACUUMS = timedelta(days=1)
-"""VACUUM lists the whole table: not more often."""
+"""VACUUM lists the complete table: not more often."""
 _WORSE: tuple[MaintenanceOutcome, ...] = ("nothing", "done", "lost", "no_memory", "failed")
 
 

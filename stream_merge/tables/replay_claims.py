@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 
 _IDENTITY = "quarantine-replay"
 _BATCH, _FENCE, _LANDED = 0, 1, 2
-"""Versions of a replay's transaction id in the target: of its merge, of the commit that keeps the merge away, and of
-the one that says that the merge had landed before that."""
+"""Versions of a replay's transaction id in the target: of its merge, of the commit that fences it off, and of the one
+that records that the merge had landed before that."""
 UNFINISHED = (
     "a replay ended behind its merge, before it looked for deletes that another query had remembered meanwhile;"
     " 'stream-merge quarantine replay' looks for them"
 )
 _CLOCKS_DIFFER_MILLIS = 86_400_000
-"""At most, those of two machines that write to one table."""
+"""The most by which clocks of two writers may differ."""
 
 
 class _Fate(Enum):
@@ -53,9 +53,9 @@ class _Fate(Enum):
     """It has not landed, and still may."""
     LANDED = auto()
     LANDED_BEFORE_FENCE = auto()
-    """The history alone tells: its id in the target is that of the commit which was to keep it away."""
+    """Only the history shows it: its id in the target is that of the fence."""
     OVERTAKEN = auto()
-    """It never will land."""
+    """It will never land."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,10 +85,10 @@ class Claims:
 
     session: SparkSession
     table: TableRef
-    """The quarantine: catalog name or path of a table that is there."""
+    """The quarantine, which must exist."""
     target: TableRef
     owner: str
-    """The checkpoint of the query: two queries may fill one table, each with replays of its own."""
+    """Checkpoint of the query: two queries may fill one table, each with its own replays."""
 
     def settle(self) -> Unfinished | None:
         """Re-open the records of a replay killed before the target held them; return one that was killed after."""

@@ -42,11 +42,11 @@ _CREATE_PAUSE_SECONDS = 0.2
 """Another writer may create the table at the same moment: its folder shows before its table does."""
 _BEING_CREATED = ("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION", "DELTA_TABLE_NOT_FOUND")
 _KEPT_TO = ("delta.", names.TOMBSTONES_PROPERTY)
-"""Properties that are set where they say something else; keys and sequence are refused there."""
+"""Properties that are set where they differ; keys and sequence are refused there."""
 _TIMESTAMP_TYPE_CONF = "spark.sql.timestampType"
 """What TIMESTAMP means in SQL text. DDL of a schema says TIMESTAMP for instants alone."""
 _PREPARE_TRIES = 5
-"""Another writer may prepare the table at the same moment; each loss is followed by a fresh look."""
+"""Another writer may prepare the table at the same moment; it is read again after each loss."""
 
 
 def delta_table(session: SparkSession, target: TableRef) -> DeltaTable:
@@ -276,8 +276,7 @@ def _needs_mapping(dtype: DataType) -> bool:
 
 
 NEW_TARGETS: Mapping[str, str] = {VECTORS_PROPERTY: "true"}
-"""What a target has that the sink creates, unless `table_properties` says otherwise: without deletion vectors a batch
-of a few rows writes whole files anew."""
+"""Properties of new targets: without deletion vectors a batch of a few rows rewrites complete files."""
 
 
 def target_properties(spec: MergeSpec, layout: Layout) -> dict[str, str]:
@@ -350,7 +349,7 @@ def _missing(target: TableRef, table: TableSnapshot, layout: Layout, properties:
 
 
 _MEANWHILE = 100
-"""Commits of others during a look."""
+"""Commits of others during a read."""
 
 
 def history(session: SparkSession, target: TableRef, newer_than: int, up_to: int) -> list[CommitRecord]:

@@ -19,7 +19,7 @@ from stream_merge.tables.log.live_files import LiveFiles, RemoteLog
 from stream_merge.tables.log.objects import AT_ONCE
 
 _READ = tuple(b'{"%s"' % action for action in (b"commitInfo", b"add", b"remove"))
-"""How lines of a commit begin that are parsed."""
+"""Lines of a commit that are parsed."""
 
 
 class Files(NamedTuple):
@@ -153,14 +153,6 @@ def table_history(target: str, *, last: int = 1000, storage_options: Mapping[str
     """Read a table's newest commits.
 
     Cost: a request for each commit, many at once; the newest checkpoint; the quarantine.
-
-    Args:
-        target: path or URI of the table.
-        last: how many commits to read at most; the log may have fewer.
-        storage_options: credentials for an object store.
-
-    Raises:
-        ConfigError: there is no Delta table, or none that can be read without Spark.
     """
     table = opened(target, storage_options)
     live = list(LiveFiles(RemoteLog(table)).at(table.version).values())

@@ -31,7 +31,7 @@ AUTO_COMPACT_PROPERTY = "delta.autoOptimize.autoCompact"
 
 
 _COPIES = 3
-"""Of the rows in memory: as they are read, put together, and in the file that is made of them."""
+"""Copies of the rows in memory: as read, concatenated, and in the new file."""
 
 
 def compact(handle: LogHandle, memory_bytes: int | None = None) -> Tidied:

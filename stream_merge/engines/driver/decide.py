@@ -36,9 +36,7 @@ class Decision:
     gone: pa.Table
     """`FILE` and `POSITION` of the rows that are updated or deleted."""
     before: pa.Table
-    """Updated rows as they were."""
     after: pa.Table
-    """And as they will be."""
     deleted: pa.Table
     inserted: pa.Table
     missing: int = 0

@@ -23,7 +23,7 @@ _FLAT: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_date32,
     pa.types.is_timestamp,
 )
-"""The same as Arrow has them."""
+"""Their types in Arrow."""
 
 
 def differs(one: pa.Array, other: pa.Array) -> pa.BooleanArray:

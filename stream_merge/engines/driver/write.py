@@ -27,11 +27,11 @@ from stream_merge.tables.files.table import DeadRows, TableFiles, rows_by_file
 from stream_merge.tables.log.live_files import decoded
 
 _SMALL_BYTES = 8 << 20
-"""Encoded bytes below which what is left of a file is written together with the new rows of its partition."""
+"""Encoded bytes below which the rest of a file is written together with the new rows of its partition."""
 _MOST_BYTES = 128 << 20
-"""Bytes in memory from which on the rows of one file become another: Spark's `parquet.block.size`."""
+"""Bytes in memory of a new file's rows: Spark's `parquet.block.size`."""
 _AT_ONCE = 2
-"""Files that are rewritten side by side."""
+"""Files rewritten in parallel."""
 
 _Partition = tuple[tuple[str, str | None], ...]
 _Losing = tuple[Candidate, BitMap64]

@@ -23,7 +23,7 @@ from stream_merge.tables.spark_table import delta_table
 
 MATERIALIZE_CONF = "spark.databricks.delta.merge.materializeSource"
 AUTO_COMPACT_CONF = "spark.databricks.delta.autoCompact.enabled"
-"""Before the property of a table, which it overrides (`AutoCompactUtils`, Delta 3.3 and 4.4)."""
+"""Overrides a table's property (`AutoCompactUtils`, Delta 3.3 and 4.4)."""
 DELETION_VECTORS_CONF = "spark.databricks.delta.merge.deletionVectors.persistent"
 """Whether a MERGE into a table with deletion vectors writes any (Delta 4.4)."""
 RECORDING_CONFS = ("spark.databricks.delta.commitInfo.enabled", "spark.databricks.delta.history.metricsEnabled")

@@ -26,7 +26,7 @@ from stream_merge.tables.side.tombstones import BROADCAST_EVENTS, without_refuse
 from stream_merge.tables.spark_table import delta_table
 
 BROADCAST_BYTES = 64 << 20
-"""Events up to this size are sent to all executors whole, through the memory of the driver."""
+"""Events up to this size are broadcast to the executors, through the memory of the driver."""
 
 
 class SparkMerger(SparkCommits):

@@ -39,9 +39,7 @@ class Commit:
     """What one merge, or one compaction, writes into the log."""
 
     version: int
-    """Of the commit: the one that was read and one."""
     now_ms: int
-    """Milliseconds since the epoch."""
     user_metadata: str | None
     metrics: Mapping[str, int]
     transaction: tuple[str, int] | None

@@ -40,9 +40,9 @@ OWN_COLUMNS = frozenset({"filename", "file_row_number", "file_index"})
 _UTC, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _EVENTS = "__stream_merge_events"
 _LEAST_ROWS, _MOST_ROWS, _ENCODED_BYTES = 512, 65_536, 16 << 20
-"""Rows that are read at a time: as many as take so many bytes, by what footers tell of how they are encoded."""
+"""Rows read at a time: as many as take so many encoded bytes, by the footers."""
 _WHOLE_ROWS = 4_096
-"""And of whole files at most so many: what a dictionary holds once may be far longer in memory."""
+"""At most so many of complete files: what a dictionary holds once may be far longer in memory."""
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",

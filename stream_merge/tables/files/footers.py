@@ -35,7 +35,7 @@ from stream_merge.spark.versions import arrow_type
 
 _MOST_KNOWN = 100_000
 GLOB = re.compile(r"[*?\[{]")
-"""What DuckDB takes for a pattern in the path of a file."""
+"""Patterns of DuckDB in the path of a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,13 +130,13 @@ _WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
     FloatType: (),
     DoubleType: (pa.float32(),),
 }
-"""What a file may hold of a column whose type was widened since (Delta's type widening), where nothing is lost."""
+"""Types in a file of a column that was widened since (Delta's type widening), where nothing is lost."""
 _INT96 = "INT96"
 _OF_BYTES = frozenset({"BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY", _INT96})
 _COMPARES_RIGHT = re.compile(r"parquet-mr version 1\.\d{2}|parquet-rs|parquet-cpp-arrow|DuckDB")
-"""What writers call themselves whose bounds of bytes are those that readers go by."""
+"""Writers whose bounds of bytes are those that readers use."""
 _COMPARES_WITH_A_SIGN = re.compile(r"parquet-mr(?!-)( version [01]\.\d(?!\d)|$)|parquet-cpp version [01]\.[0-2](?!\d)")
-"""And those of before: parquet-mr 1.9 (Spark 2.3, Hive 2) and older, parquet-cpp 1.2 and older."""
+"""Older ones: parquet-mr 1.9 (Spark 2.3, Hive 2) and before, parquet-cpp 1.2 and before."""
 
 _LISTS = (
     pa.types.is_list,
@@ -147,7 +147,7 @@ _LISTS = (
 )
 
 Types: TypeAlias = tuple[tuple[str, pa.DataType], ...]
-"""The columns of a file in order: name in the file, and type as Arrow has it; INT96 as microseconds without a zone."""
+"""Columns of a file in order: name in the file, and Arrow's type; INT96 as microseconds without a zone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +158,7 @@ class StoredColumns:
     int96: frozenset[str]
     """Which columns hold INT96."""
     bounds_mislead: bool
-    """Whether its own bounds of texts or binary are not those that readers go by."""
+    """Whether its bounds of texts or binary are not those that readers use."""
 
     def problem(self, fields: Sequence[StructField]) -> str | None:
         """Why these are not the columns of the file's table, as a clause; missing columns are not a problem."""

@@ -53,12 +53,12 @@ def spelled(value: Any) -> str | None:
 
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")
-"""Python's `int` takes more than that."""
+"""Python's `int` accepts more."""
 
 _DATE = re.compile(r"([+-]?\d{4,})-(\d\d)-(\d\d)", re.ASCII)
 _EPOCH = datetime.date(1970, 1, 1)
 _CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
-"""After which the calendar repeats; Python knows no year beyond 9999, Spark writes `+12000-02-29`."""
+"""The calendar repeats; Python has no year beyond 9999, Spark writes `+12000-02-29`."""
 
 
 def _days(text: str) -> int:

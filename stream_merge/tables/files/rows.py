@@ -24,12 +24,12 @@ from stream_merge.tables.log.live_files import decoded
 log = logging.getLogger(__name__)
 
 MOST_KEPT_ROWS = 100_000
-"""Tables of up to so many rows are kept in memory: reading many small files costs more."""
+"""Tables of up to so many rows are cached: reading many small files costs more."""
 _MOST_CHUNKS = 64
 _EVERY_FILE = KeyBounds()
 
 _cached: WeakKeyDictionary[LogHandle, tuple[tuple[int, int], pa.Table]] = WeakKeyDictionary()
-"""All rows of small tables, by how often their log was read from the beginning and the version."""
+"""All rows of small tables, with `LogHandle.times_opened` and the version."""
 
 
 def row_count(handle: LogHandle) -> int | None:

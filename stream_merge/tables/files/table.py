@@ -34,7 +34,7 @@ class TableFiles:
         self.opened = handle.times_opened
         self.live = LiveFiles(self.folder.log)
         self.expansion = 1.0
-        """Bytes in memory for each that rows take in files before these are compressed: the most that was seen."""
+        """Bytes of rows in memory for each encoded byte: the most that was seen."""
         self._columns = (snapshot.schema, snapshot.partition_columns)
         self._footers = Footers(self.folder.opened, *self._columns)
 

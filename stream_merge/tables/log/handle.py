@@ -119,19 +119,16 @@ class LogHandle:
 
     def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.location = location
-        """Where it lies, as it was given."""
         self.lock: Callable[[], AbstractContextManager[object]] = nullcontext
-        """Gives what keeps out those who commit in this process without an atomic name. It is held for as long as
-        delta-rs writes, which makes the name at the end, by a hard link, and asks nobody then."""
+        """Excludes writers of this process that commit without an atomic name, while the driver links one."""
         self.put: Callable[[int, str], None] | None = None
-        """Puts a text under a version of the log by Spark's log store, or raises FileExistsError; None on a local disk,
-        where a link makes the name."""
+        """Puts a text under a version by Spark's log store, or raises FileExistsError; None on a local disk."""
         self.scratch: Path | None = None
-        """Where copies of its files may be kept on the driver's disk; None: among temporary files."""
+        """Folder for copies of its files; None: among temporary files."""
         self.checkpoint_by_spark: Callable[[], None] | None = None
-        """Has Spark write a checkpoint, where the table's properties are told in a way that delta-rs does not read."""
+        """Has Spark write a checkpoint, where delta-rs does not read the spelling of a property."""
         self.times_opened = 0
-        """How often it was read from the beginning: more than once where another log was found in its place."""
+        """More than once where another log replaced it."""
         self._options = None if storage_options is None else dict(storage_options)
         self._look = look(location, lambda: self.objects)
         self._open()
@@ -146,7 +143,6 @@ class LogHandle:
         self._table = DeltaTable(self.location, storage_options=self._options)
         self.times_opened += 1
         self.objects = Objects(partial(DeltaStorageHandler.from_table, self._table._table, self._options))
-        """Its files by their paths."""
         self._files: tuple[int, pa.Table] | None = None
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
         self._transactions: tuple[int, dict[str, int | None]] = (-1, {})

@@ -39,7 +39,7 @@ _FIELDS = frozenset(
         "clusteringProvider",
     }
 )
-"""Of an `add` by the protocol; checkpoints have parsed copies of some beside them."""
+"""Fields of an `add` by the protocol; checkpoints have parsed copies of some beside them."""
 
 
 class UnreadableLogError(RuntimeError):
@@ -50,7 +50,7 @@ class Log(Protocol):
     """The folder `_delta_log` of a table."""
 
     where: str
-    """As people call it."""
+    """Its path, for messages."""
 
     def names(self) -> Iterable[str]:
         """The names of the files in it."""
@@ -218,7 +218,8 @@ def decoded(path: str) -> str:
 
 
 _DIGITS = 15
-"""Of a decimal that delta-rs (1.6) surely reads from statistics as they are: JSON's numbers may go through a float."""
+"""Digits of a decimal that delta-rs (1.6) surely reads from statistics unchanged: JSON's numbers may go through a
+float."""
 _CUT = 1_000
 """Microseconds: statistics of times end at milliseconds, and the greatest may be cut, too (Delta protocol)."""
 

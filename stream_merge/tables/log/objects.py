@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import pyarrow.fs as pafs
 
 _MOST_TEXT = 1 << 20
-"""Bytes of a commit that are asked for at once; few have more."""
+"""Bytes of a commit requested at once; few have more."""
 
 
 AT_ONCE = 16
-"""Requests side by side."""
+"""Parallel requests."""
 
 
 class Objects:

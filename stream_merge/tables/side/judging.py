@@ -25,11 +25,11 @@ class Hits:
     """The events of a batch whose key has a tombstone."""
 
     version: int | None = None
-    """Version of the log that was at least read; None while there is no log."""
+    """Version of the tombstones' table that was at least read; None while there is none."""
     refusing: pa.Table = field(default_factory=lambda: pa.table({}))
     """Keys and `__stream_merge_sequence` of the tombstones that refuse an event, which is older."""
     overtaken: pa.Table = field(default_factory=lambda: pa.table({}))
-    """The same of the tombstones whose key an upsert brings back."""
+    """Keys and sequences of the tombstones whose key an upsert brings back."""
     refused_rows: Sequence[int] = ()
     """Row numbers of the refused events, in the table that was judged."""
     types: StructType = field(default_factory=StructType)

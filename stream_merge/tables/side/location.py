@@ -22,7 +22,7 @@ from stream_merge.tables.side.tombstones import own_log
 from stream_merge.tables.table import Tables
 
 _BESIDE = "./"
-"""Begins the location of a log that is in the folder of its target, which may be moved with it, or copied."""
+"""Prefix of a location in the folder of the target, which may be moved or copied with it."""
 
 
 def expect_here(session: SparkSession, spec: MergeSpec, tables: Tables, target: TableSnapshot) -> None:

@@ -53,7 +53,7 @@ SCHEMA = StructType(
         StructField("replayed_at", TimestampType()),
     ]
 )
-"""NULL where not applicable; the same from the first version on."""
+"""NULL where not applicable; the same since the first version."""
 PLACE = ("topic", "partition", "offset", "timestamp")
 """Position of a record; `partition` is NULL in a file, `offset` where nobody knows."""
 PROPERTIES = {names.ROW_GROUP_PROPERTY: "100"}

@@ -23,10 +23,9 @@ from stream_merge.tables.log.handle import LogHandle
 Runner = Callable[[Callable[[int], None]], None]
 """Runs an attempt under the sink's retry policy."""
 Judge = Callable[[int, int, Callable[[], str | None]], None]
-"""Stops where a batch is not the one that a table has recorded: given the recorded id, the batch's, and what gets the
-fingerprint of the recorded batch."""
+"""Stops where a table has recorded another batch: gets the recorded id, the batch's, and the recorded fingerprint."""
 Accept = Callable[[TableSnapshot], TableSnapshot | None]
-"""Gives the snapshot of the table that is meant, None for another one of its name."""
+"""The snapshot, or None for another table of this name."""
 Rows = TypeVar("Rows", DataFrame, pa.Table)
 
 
@@ -39,7 +38,7 @@ class SideCommit:
     batch_id: int
     run: Runner
     fingerprint: str | None = None
-    """`Checkpoint.fingerprint` of the batch; None: a repeated one is known by its id alone."""
+    """`Checkpoint.fingerprint` of the batch; None: a repeated one is recognised by its id alone."""
     user: str | None = None
     """The user's own value of `userMetadata`, kept beside the sink's."""
     judge: Judge | None = None

@@ -48,15 +48,15 @@ BROADCAST_EVENTS = 100_000
 MOST_JUDGED = 1_000_000
 """So many pairs of an entry and an event are brought to the driver at a time."""
 TIDY_FILES = 64
-"""The log is tidied when it has this many files."""
+"""The table is compacted when it has this many files."""
 TIDY_ENTRIES = 100_000
-"""A log with more entries is only compacted, unless it has doubled since it was last compacted or cleared."""
+"""A table with more entries is only compacted, unless it has doubled since it was last compacted or cleared."""
 MOST_CLEARED = 1_000_000
-"""A log with more entries keeps those that others have overtaken."""
+"""A table with more entries keeps overtaken ones."""
 
 _ONE_BEGINS = threading.Lock()
 _KEY, _SEQUENCE = "__stream_merge_key_{}", "__stream_merge_of_event"
-"""No key is called so, whose columns stand beside these."""
+"""Names that no key has."""
 
 
 def own_log(target_id: str, snapshot: TableSnapshot | None) -> TableSnapshot | None:
@@ -78,13 +78,11 @@ class Scope:
     """One batch, and the target that it is for."""
 
     session: SparkSession
-    """The sink's own."""
     spec: MergeSpec
     target_id: str
     layout: Layout
     batch: Batch
     now_micros: int
-    """Time of the call, microseconds since the epoch."""
 
 
 class Tombstones(ABC, Generic[Rows]):
@@ -97,7 +95,7 @@ class Tombstones(ABC, Generic[Rows]):
         self._keys = list(scope.layout.keys)
         retention = scope.spec.tombstone_retention_seconds
         self._oldest = None if retention is None else scope.now_micros - int(retention * 1_000_000)
-        """When the oldest entry that counts was recorded, microseconds since the epoch; None: all count."""
+        """Time of the oldest entry that counts, microseconds since the epoch; None: all count."""
 
     def version(self) -> int | None:
         """Newest version of the log; None while there is none for this target."""
