@@ -1,4 +1,4 @@
-"""What engines get, and what they give back."""
+"""What engines get and return."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stream_merge.tables.table import Tables
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitTag:
-    """What a commit carries so that it can be recognised again."""
+    """Marks of a commit, by which it is recognised again."""
 
     app_id: str | None
     """Application id of the commit's role; None writes no transaction id."""
@@ -48,7 +48,7 @@ class MergeReport:
 
 
 class Commits(Protocol):
-    """Where a commit of unknown fate is looked for."""
+    """The commits of a table, where one of unknown outcome is searched."""
 
     def find(self) -> TableSnapshot | None:
         """The target, freshly loaded."""
@@ -77,7 +77,7 @@ class Merger(Commits, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeJob:
-    """What has to be merged into what: all that an engine is chosen by, and built from."""
+    """All that an engine is chosen by, and built from."""
 
     session: SparkSession
     spec: MergeSpec
@@ -120,7 +120,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Execution:
-    """An engine at work on one batch: who merges, and who looks after the remembered deletes."""
+    """An engine at work on one batch: its merger and its tombstones."""
 
     choice: Choice
     merger: Merger

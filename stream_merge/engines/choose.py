@@ -73,7 +73,7 @@ def start(job: MergeJob, preference: Preference) -> Execution:
 
 
 def fall_back(job: MergeJob, failed: Execution, error: Exception) -> Execution | None:
-    """Spark instead of a driver that failed and committed nothing; None where that is no way out."""
+    """Spark instead of a driver that failed and committed nothing; None where Spark would fail, too."""
     if failed.only_spark or job.spec.engine == "driver":
         return None
     if environment.said(error) is not None:  # on the same disk, Spark would fail as well
@@ -95,7 +95,7 @@ def without_work(engine: str) -> Choice:
 
 
 def learn(costs: CostModel, job: MergeJob, execution: Execution, seconds: float) -> None:
-    """Note what a merge took."""
+    """Record how long a merge took."""
     if job.spec.engine != "spark":
         costs.learn(execution.choice.mode or "spark", job.work, seconds)
 
@@ -148,7 +148,7 @@ def job_of(
 
 
 def _widen_log(session: SparkSession, spec: MergeSpec, tables: Tables, layout: Layout, target: TableSnapshot) -> bool:
-    """Keys and sequence of the target may have been widened, by this batch or by somebody."""
+    """Widen the tombstones' table where this batch or another writer widened keys or sequence of the target."""
     table = own_log(target.table_id, tables.tombstones.snapshot())
     if table is not None:
         widen_schema(session, spec, target.table_id, layout, table)
@@ -164,10 +164,9 @@ def fits_the_driver(
     layout: Layout,
     target: TableSnapshot | None,
 ) -> bool:
-    """Whether the batch is to be evaluated in the driver: it will be small, and may be merged there.
+    """Whether the batch is to be evaluated in the driver: it is expected to be small, and may be merged there.
 
-    Nobody knows a batch's size before it is read. The batch before is the best guess, else what
-    Spark knows of a source that is in memory already.
+    A batch's size is guessed from the batch before, else from what Spark knows of a source in memory.
     """
     if not is_for_driver(spec, tables, target, layout):
         return False

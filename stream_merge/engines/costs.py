@@ -20,7 +20,7 @@ _ROW_BYTES = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What a merge has to do, as far as it is known before."""
+    """Size of a merge, as far as it is known before."""
 
     events: int
     bytes: int
@@ -47,7 +47,7 @@ class Shape:
     """Whether the work is shared among the cluster's cores."""
 
     def seconds(self, work: Work) -> float:
-        """Estimate before the job's own experience is taken into account."""
+        """Estimate before the corrections of `CostModel`."""
         growing = work.events * self.per_event + work.bytes * self.per_byte
         return self.fixed + (growing / max(1, work.cores) if self.spreads else growing)
 
@@ -98,7 +98,7 @@ class CostModel:
         self._rounds: Counter[Way] = Counter()
 
     def expect(self, events: int) -> None:
-        """Take a size for that of the batch before, where there was none yet."""
+        """Set the size of the batch before, if there was none yet."""
         if self.last_events is None:
             self.last_events = events
 
@@ -110,7 +110,7 @@ class CostModel:
         return factor * SHAPES[engine].seconds(work) + self._maintenance.get(engine, 0.0)
 
     def learn(self, engine: Way, work: Work, seconds: float) -> None:
-        """Take note of what a merge took."""
+        """Record how long a merge took."""
         if engine not in self._warm:
             self._warm.add(engine)  # the first merge of an engine pays for its start
             return
@@ -125,7 +125,7 @@ class CostModel:
             self._maintenance[other] *= 1 - _FADING
 
     def learn_maintenance(self, engine: Way, seconds: float) -> None:
-        """Take note of what an engine's merge took afterwards, for the files that it and those before have left."""
+        """Record how long compaction took after an engine's merge."""
         self._rounds[engine] += 1
         before = self._maintenance.get(engine, 0.0)
         self._maintenance[engine] = before + (seconds - before) / min(self._rounds[engine], _ROUNDS)

@@ -1,4 +1,4 @@
-"""How much memory merges in this process may take, and how much they have been promised."""
+"""Memory that merges in this process may take, and reservations of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stream_merge.tables.files.find import Candidate
 
 
 class Reservations:
-    """What the merges that run now were promised. One object per process: they share its memory."""
+    """Reservations of the running merges. One object per process: they share its memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,11 +23,11 @@ class Reservations:
 
     @property
     def promised(self) -> int:
-        """Bytes that running merges were promised."""
+        """Bytes reserved by running merges."""
         return self._taken
 
     def allowed(self) -> int:
-        """Bytes that could be promised now; may be negative."""
+        """Bytes that could be reserved now; may be negative."""
         return int(SHARE_OF_FREE_MEMORY * free_memory_bytes()) - self._taken
 
     def take(self, wanted: int, ceiling: int | None) -> int | None:
@@ -40,7 +40,7 @@ class Reservations:
             return None
 
     def give_back(self, taken: int) -> None:
-        """The merge is over."""
+        """Release reserved bytes."""
         with self._lock:
             self._taken -= taken
 
@@ -68,13 +68,13 @@ class Promise:
         return None
 
     def close(self) -> None:
-        """The merge is over; harmless when repeated."""
+        """Release all; harmless when repeated."""
         reservations.give_back(self._taken)
         self._taken = 0
 
 
 def free_memory_bytes() -> int:
-    """Memory that this process may still take: the least that machine, control group and its own limit leave."""
+    """Memory that this process may still take: the least of machine, control group and `ulimit`."""
     return min([_free_on_the_machine(), *_free_in_the_groups(), *_free_in_the_limit()])
 
 
@@ -100,7 +100,7 @@ def _free_in_the_groups() -> list[int]:
 
 
 def _let_go(stat: Path, cached: str) -> int:
-    """Bytes of files that were read: they count as used, and are let go when memory is wanted."""
+    """Bytes of cached files: they count as used, and are freed when memory is needed."""
     try:
         return int(dict(line.split() for line in stat.read_text("ascii").splitlines())[cached])
     except (OSError, ValueError, KeyError):
@@ -141,7 +141,7 @@ def memory_before(
 
 
 def refusal_of_memory(promise: Promise, wanted: int) -> Ineligible | None:
-    """Have so many bytes promised in all; or why they are not."""
+    """Reserve so many bytes in all; or why they are not available."""
     allowed = promise.cover(wanted)
     if allowed is None:
         return None
@@ -150,5 +150,5 @@ def refusal_of_memory(promise: Promise, wanted: int) -> Ineligible | None:
 
 
 def memory_needed(event_bytes: int, row_bytes: int) -> int:
-    """Bytes that a merge takes, by those of its events and of the rows of their keys."""
+    """Bytes that a merge takes, by the bytes of its events and of the rows of their keys."""
     return BASE_BYTES + COPIES_OF_EVENTS * event_bytes + COPIES_OF_ROWS * row_bytes

@@ -1,4 +1,4 @@
-"""One call of a sink: what all of its steps share, and what they hand to each other."""
+"""One call of a sink: what all of its steps share, and the values that they pass on."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged:
-    """What became of the events of a batch."""
+    """The outcome of a merge for the events of a batch."""
 
     report: MergeReport
     choice: Choice | None = None
@@ -113,13 +113,13 @@ class Merged:
 
     @property
     def is_in_the_target(self) -> bool:
-        """Whether the batch is recorded there, by this call or by another one."""
+        """Whether the batch is recorded in the target, by this call or by another one."""
         return self.report.already_applied or self.report.version is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """What became of a batch."""
+    """The outcome of a call for its batch."""
 
     batch: Batch | None = None
     """None where it was not evaluated, or no event could be decoded."""
@@ -149,5 +149,5 @@ class Done:
 
     @property
     def versions(self) -> list[int]:
-        """All of the target that this call has committed for the batch."""
+        """Versions of the target that this call has committed for the batch."""
         return [version for version in (self.version, self.merged.repaired_version) if version is not None]

@@ -1,4 +1,4 @@
-"""The calls of one sink: what lasts from batch to batch, and the only door through which batches come in."""
+"""The calls of one sink, through which all of its batches are merged."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Calls:
 
     @property
     def metrics(self) -> MergeMetrics:
-        """Where calls are counted."""
+        """The metrics of calls."""
         return self._own_metrics or default_metrics()
 
     def for_source(
@@ -231,7 +231,7 @@ class Calls:
         return Observed(self._observers, clock, query=query, target=self.spec.label, batch_id=batch_id)
 
     def _table(self, call: BatchCall, done: Done) -> dict[str, Any]:
-        """Place and columns of the target behind a batch. Cost: a look at its log where the batch has added columns."""
+        """Location and columns of the target after a batch. Cost: its log is read where the batch has added columns."""
         target = done.target
         if target is not None and done.adds_columns:
             self._tables.begin(call.session)
@@ -241,7 +241,7 @@ class Calls:
     def reading(
         self, batch_df: DataFrame, batch_id: int, began: float, passes: Callable[[Exception], bool] = lambda _: False
     ) -> AbstractContextManager[None]:
-        """What a source does before a call: counted and logged as the call's where it raises what does not pass."""
+        """Counts and logs errors of the source before a call as those of the call, unless they pass."""
         query, metrics = caller(batch_df, self.spec).query, self.metrics
         metrics.prepare(query, self.spec.label)
         clock = PhaseClock(began, current="read")
@@ -256,13 +256,13 @@ class Calls:
         return wants_events_at_hand(self.spec, self._tables, need=need)
 
     def announce(self, batch_df: DataFrame, *, at_most: int) -> None:
-        """Let the sink's series exist before its first event, and tell how many events a first batch can hold."""
+        """Create the sink's metrics before its first event, and set how many events a first batch can hold."""
         who = caller(batch_df, self.spec)
         (self.metrics).prepare(who.query, self.spec.label)
         self.costs.expect(at_most)
 
     def location_to_be(self, batch_df: DataFrame) -> TableRef:
-        """Where the target lies or is going to, however it is spelled; its whole name where only a catalog knows."""
+        """Location of the target, even if it does not exist yet; its full name where only a catalog knows."""
         self._tables.begin(self._session.of(batch_df))
         return self._tables.target.location_to_be
 
@@ -315,13 +315,13 @@ class OwnSession:
 
 
 def note_query(call: BatchCall) -> None:
-    """Tell the checkpoint that the query's batches are given to this sink, also where none had events for it."""
+    """Record in the checkpoint that this sink gets the query's batches, also where none had events for it."""
     if call.delivery is not None:
         call.delivery.note(None)
 
 
 def note_target(call: BatchCall, done: Done) -> None:
-    """Tell the checkpoint that the query has merged into this very table, and the next call what is in its log."""
+    """Record in the checkpoint that the query has merged into this very table, and its commits for the next call."""
     if done.target is not None:
         tokens = call.tags.tokens
         call.last_commit.note(done.target, done.versions, call.delivery, batch_id=call.batch_id, tokens=tokens)

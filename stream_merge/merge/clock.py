@@ -1,4 +1,4 @@
-"""Where the seconds of a call go: every moment belongs to exactly one phase."""
+"""Wall time of a call by phase: every moment belongs to exactly one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Observed:
         self._batch = MicroBatch(**label, began_ns=clock.began_ns)
 
     def started(self, location: str | None = None) -> None:
-        """The batch is about to be merged into the table there."""
+        """Notify observers that the batch is about to be merged into the table there."""
         self._has_started = True
         self._batch = replace(self._batch, location=location)
         self._each("started", lambda: self._batch)

@@ -56,13 +56,13 @@ def commit(call: BatchCall, plan: Plan) -> tuple[Plan, Merged]:
 
 
 def judge(call: BatchCall, plan: Plan) -> tuple[Plan, Hits | None]:
-    """The tombstones that concern the batch; None where deletes are not remembered."""
+    """The tombstones of the batch's keys; None where tombstones are off."""
     with call.clock.phase("tombstones"):
         return with_tombstones(call, plan, lambda tombstones: tombstones.hits())
 
 
 def _merged(call: BatchCall, plan: Plan, hits: Hits | None) -> tuple[Plan, Merged]:
-    """One attempt. What it took counts for choices to come; where the driver failed, Spark tries once."""
+    """One attempt; its time is learnt. Where the driver failed, Spark tries once."""
     tag = _tag(call, plan, "target", hits)
     started = time.perf_counter()
     try:
@@ -95,13 +95,13 @@ def _outcome(call: BatchCall, plan: Plan, err: Exception, tag: CommitTag, *, is_
 
 
 def _tag(call: BatchCall, plan: Plan, role: names.Role, hits: Hits | None = None) -> CommitTag:
-    """What a commit of the target carries."""
+    """The tag of a commit to the target."""
     so_far = _so_far(call, plan.job.batch, hits) if role == "target" else None
     return call.tags.tag(role, engine=plan.choice.engine, plan=str(plan.choice), so_far=so_far)
 
 
 def _so_far(call: BatchCall, batch: Batch, hits: Hits | None) -> dict[str, Any]:
-    """What the commit cannot say by the metrics of its merge: `stream-merge report` reads it from the history."""
+    """Facts of the batch before its commit, which `stream-merge report` reads from the history."""
     undecodable = call.intake.undecodable_events
     events = {
         "received": batch.received + undecodable,
@@ -115,7 +115,7 @@ def _so_far(call: BatchCall, batch: Batch, hits: Hits | None) -> dict[str, Any]:
 
 
 def _refresh_cached(call: BatchCall) -> None:
-    """What a user has cached of the target is read again, as after Delta's MERGE; the commit stands without it."""
+    """Refresh what a user has cached of the target, as Delta's MERGE does; the commit stands without it."""
     try:
         spark_table.refresh_cached(call.session, call.spec.target)
     except Exception as err:
@@ -123,7 +123,7 @@ def _refresh_cached(call: BatchCall) -> None:
 
 
 def keep_ledger(call: BatchCall, batch: Batch, merged: Merged) -> None:
-    """From here on the events of a call that fails are counted: its commit is in the target."""
+    """Count the events of a call that fails from now on: its commit is in the target."""
     undecodable = call.intake.undecodable_events
     ledger = partial(landed_as, refused=merged.refused, repaired=merged.repaired, undecodable=undecodable)
     call.retrying.has_landed(partial(ledger, batch, merged.report))
@@ -169,10 +169,10 @@ def _repaired(call: BatchCall, plan: Plan, late: Hits, merged: Merged) -> Merged
 
 
 def _counted_as(call: BatchCall, plan: Plan, late: Hits, version: int) -> Mapping[str, int]:
-    """What the events that these tombstones refuse had been counted as by a merge; empty where it cannot be read.
+    """The fates that a merge gave the events that these tombstones refuse; empty where the feed cannot be read.
 
-    Merge and repair are committed: a feed that cannot be read is no reason to fail. The ledger then takes repaired
-    events from the unaffected first.
+    Merge and repair are committed, so that is no reason to fail. The ledger then takes repaired events from the
+    unaffected first.
     """
     try:
         counted: Mapping[str, int] = plan.execution.merger.counted_as(late, version)
@@ -202,7 +202,7 @@ def forget(call: BatchCall, plan: Plan, merged: Merged, *, table_id: str) -> Pla
 
 
 def tidying(call: BatchCall, plan: Plan) -> Callable[[], Tidied] | None:
-    """What the engine does about the files that its merges leave; None where they leave none."""
+    """The engine's compaction of the files that its merges leave; None where they leave none."""
     tidy = plan.execution.tidy
     if tidy is None:
         return None

@@ -1,4 +1,4 @@
-"""Whether a commit landed when nobody said so: asked of a freshly loaded table, never guessed."""
+"""Whether a commit landed when nobody said so: checked in a freshly loaded table, never guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the commits of one batch are marked, so that each is known again."""
+"""Tags of the commits of one batch, by which each is recognised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stream_merge.tables.side.side_table import Judge, Runner, SideCommit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitTags:
-    """Tags of the commits of one batch: to the target and to the side tables."""
+    """Makes the tags of one batch's commits: to the target and to the side tables."""
 
     caller: Caller
     batch_id: int
@@ -46,7 +46,7 @@ class CommitTags:
         return None if app_id is None else target.transaction(app_id)
 
     def is_first(self, target: TableSnapshot) -> bool:
-        """Whether the batch is a streaming query's and the target has no transaction id of the query yet."""
+        """Whether the batch is a streaming query's, and the target has no transaction id of the query yet."""
         is_named = self.caller.app_id("target") is not None
         return self.caller.checkpoint is not None and is_named and self.recorded_id(target) is None
 
@@ -69,11 +69,11 @@ class CommitTags:
         return CommitTag(app_id=self.caller.app_id(role), batch_id=self.batch_id, user_metadata=metadata, token=token)
 
     def beside(self, role: names.Role, *, table_id: str) -> SideCommit:
-        """How a table beside the target with that id is written."""
+        """The commit to a side table of the target with that id."""
         return self._side(self.caller.app_id(role, about=table_id))
 
     def undecodable(self) -> SideCommit:
-        """How what never became an event is written, for which no target has to exist."""
+        """The commit of undecodable records, for which no target has to exist."""
         return self._side(quarantine.undecodable_id(self.caller, self.target))
 
     def _side(self, app_id: str | None) -> SideCommit:

@@ -37,17 +37,17 @@ class Plan:
 
     @property
     def choice(self) -> Choice:
-        """The engine, and why it is this one."""
+        """The engine, and why."""
         return self.execution.choice
 
     @property
     def events(self) -> int:
-        """How many the batch has after dedup."""
+        """Events after dedup."""
         return self.job.batch.upserts + self.job.batch.deletes
 
 
 def choose_plan(call: BatchCall, ready: Ready) -> Plan:
-    """Pick the engine for a batch that has events to merge, and bring them to where it works."""
+    """Choose the engine for a batch that has events to merge, and start it."""
     with call.clock.phase("plan"):
         job = job_of(
             call.session,

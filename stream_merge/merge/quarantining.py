@@ -1,4 +1,4 @@
-"""Batches that a sink could not merge, kept in its quarantine table instead: as a whole, and once."""
+"""Failed batches that go to the quarantine table instead, complete and once."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 def _commit_of(
     batch_df: DataFrame, batch_id: int, spec: MergeSpec, session: SparkSession, sleep: Callable[[float], None]
 ) -> SideCommit:
-    """How the batch is written to the quarantine table.
+    """The commit of a batch to the quarantine table.
 
-    By the target's name: a target that failed may have no readable id, and sinks may share a quarantine table.
+    It has the target's name: a target that failed may have no readable id, and sinks may share a quarantine table.
     """
     who = caller(batch_df, spec)
     return SideCommit(
@@ -53,8 +53,8 @@ def write(
 ) -> Mapping[str, int]:
     """Commit all events of a batch to the quarantine table, once per batch; returns numbers written by reason.
 
-    A batch that comes again may have more of them, from a stream or settings that were repaired since: these are added.
-    An event that also breaks the contract may be there already, for that reason.
+    A repeated batch may have more of them, from a stream or settings that were repaired since: these are added. An
+    event that also breaks the contract may be there already, for that reason.
     """
     return quarantine.write_whole(
         in_session(batch_df, session),

@@ -1,4 +1,4 @@
-"""How a call of a sink is told: as its result, to the metrics and to the log, whether it merged or failed."""
+"""Reports a call of a sink: as its result, as metrics, and in the log."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 
 class Named(Protocol):
-    """A sink, by its settings, or several of them."""
+    """A sink's settings, or a router of several sinks."""
 
     @property
     def label(self) -> str:
-        """In metrics and logs."""
+        """Name in metrics and logs."""
 
     @property
     def target(self) -> str | None:
-        """The table; None of several."""
+        """The table; None for several."""
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def failures_told(
 
 
 def _raised(err: Exception, what: str, *, target: str | None, batch_id: int) -> Exception:
-    """The error itself, or the sentence for one of the machine or the store."""
+    """The error itself, or one sentence for an error of the machine or the store."""
     refused, away = environment.said(err), environment.away(err)
     problem = refused or away
     if isinstance(err, StreamMergeError) or problem is None:
@@ -87,7 +87,7 @@ def _raised(err: Exception, what: str, *, target: str | None, batch_id: int) -> 
 
 
 def result_of(call: BatchCall, done: Done) -> MergeResult:
-    """The ledger and everything else worth knowing."""
+    """The result of a call."""
     report, undecodable = done.merged.report, call.intake.undecodable_events
     choice = done.merged.choice or done.choice or without_work(call.spec.engine)
     events = settle(
@@ -134,7 +134,7 @@ def _plan(done: Done, choice: Choice, spec: MergeSpec) -> str:
 
 
 def told(result: MergeResult, metrics: MergeMetrics) -> None:
-    """Count and log what a call did."""
+    """Count and log the result of a call."""
     metrics.observe(result)
     tell(
         log.info,

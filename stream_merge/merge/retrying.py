@@ -1,4 +1,4 @@
-"""The attempts of one batch: tried again when another writer was faster, waited for, and counted."""
+"""The attempts of one batch: repeated when another writer was faster, and counted."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Retrying:
     _ledger: Callable[[], Ledger] | None = None
 
     def has_landed(self, ledger: Callable[[], Ledger]) -> None:
-        """The target holds what the call had to merge; what became of the events is asked where the call fails."""
+        """Record that the target holds what the call had to merge; the ledger is computed if the call fails later."""
         self.landed, self._ledger = True, ledger
 
     def count_landed(self) -> None:
-        """Count the events of a batch whose call fails behind its commit: delivered again, it counts as applied."""
+        """Count the events of a batch whose call fails after its commit: delivered again, it counts as applied."""
         if self._ledger is not None:
             self.metrics.observe_events(self.query, self.target, *self._ledger())
 

@@ -1,4 +1,4 @@
-"""That no two sinks of this process work under one identity on one table, nor beside one that is to be alone there."""
+"""Excludes two sinks of this process under one identity on one table, or beside a single writer."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Part:
 
 
 def part_of(batch_df: DataFrame, who: Caller, batch_id: int, calls: Calls) -> Part | None:
-    """What a call is given; None where a query or a job gives it the whole batch, or nobody can tell."""
+    """The part of a batch that a call gets; None where it gets the complete batch, or nobody can tell."""
     if calls != "some" or who.run_id is None:
         return None
     return Part(run_id=who.run_id, batch_id=batch_id, events=batch_df.semanticHash())
 
 
 class _Claims:
-    """Identities and tables at work in this process. Process-wide: sinks can only collide if they see each other."""
+    """Identities and tables at work in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -61,7 +61,7 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
 
 
 def check_quarantine(call: BatchCall) -> None:
-    """Before the first write: whether the quarantine can take what it may have to."""
+    """Check before the first write that the quarantine table can take rows."""
     if call.is_first and call.spec.on_invalid == "quarantine":
         quarantine.check(call.session, call.spec.quarantine_table)
 
@@ -80,7 +80,7 @@ def _is_applied(call: BatchCall, target: TableSnapshot | None) -> bool:
 
 
 def repeat(call: BatchCall, source: DataFrame, applied: Applied) -> Done:
-    """What is left to do for a batch that the target holds: its events are read only if a delete may concern them."""
+    """Finish a batch that the target holds: its events are read only if a delete may concern them."""
     again = Merged(report=MergeReport(already_applied=True))
     if not _remembers_deletes(call, applied.target):
         keep_state(call, source)
@@ -104,17 +104,14 @@ def _remembers_deletes(call: BatchCall, target: TableSnapshot) -> bool:
 
 
 def keep_state(call: BatchCall, source: DataFrame) -> None:
-    """Read an applied batch that nobody has read where stateful operators made it.
-
-    Their state of this batch was lost in the crash, and without it no later batch can start.
-    """
+    """Read an applied batch that nobody has read where stateful operators made it: later batches need their state."""
     if keeps_state(source):
         with call.clock.phase("prepare"), holding(call.session, call.source_confs):
             run_through(source)
 
 
 def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done:
-    """All that a batch needs which the target does not hold."""
+    """Merge a batch that the target does not hold."""
     call.intake.expect_whole()
     batch = evaluate(call, source, prepared.layout, prepared.target)
     call.intake.expect_whole()
@@ -157,7 +154,7 @@ def evaluate(call: BatchCall, source: DataFrame, layout: Layout, target: TableSn
 
 @functools.lru_cache(maxsize=1_000)
 def _warn_of_left_out(target: str, query: str, fields: tuple[str, ...]) -> None:
-    """Once for the same fields."""
+    """Warn once of the same fields."""
     remedy = "add them to the schema to store them"
     tell(log.warning, "fields_left_out", target=target, query=query, fields=fields, remedy=remedy)
 
@@ -165,7 +162,7 @@ def _warn_of_left_out(target: str, query: str, fields: tuple[str, ...]) -> None:
 def _evaluated_in_driver(
     call: BatchCall, source: DataFrame, layout: Layout, target: TableSnapshot | None
 ) -> Batch | None:
-    """The batch in the driver, or None where it should not or could not go there; then nothing of it is kept."""
+    """The batch in the driver, or None where it should not or could not go there."""
     spec, at_hand = call.spec, call.intake.at_hand
     if at_hand is not None and is_for_driver(spec, call.tables, target, layout):
         batch = evaluate_at_hand(source, at_hand, layout)
@@ -216,13 +213,13 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
 
 
 def _register_writer(call: BatchCall) -> None:
-    """Leave a mark for other writers, right before the sink's first write."""
+    """Register as a writer for other processes, right before the sink's first write."""
     if call.is_first:
         call.register_writer()
 
 
 def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: TableSnapshot) -> Layout:
-    """Another writer may have created the table meanwhile; then its schema counts."""
+    """The layout for the created table: another writer may have created it meanwhile, and then its schema counts."""
     spec = call.spec
     layout = call.layouts.plan(source, created)
     if _read_as(layout) != _read_as(before):
@@ -236,13 +233,13 @@ def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: Ta
 
 
 def _read_as(layout: Layout) -> tuple[Any, ...]:
-    """By what events have been judged: types, char(n), keys that partitions do not keep, where the sequence stands."""
+    """What events were judged by: types, char(n), keys that partitions do not keep, columns of the sequence."""
     stored = [(c.name, c.dtype.simpleString(), c.field.metadata.get(CHAR_VARCHAR_METADATA)) for c in layout.stored]
     return stored, layout.texts_in_partitions, layout.sequence_columns
 
 
 def quarantine_undecodable(call: BatchCall) -> None:
-    """Write what never became an event to the quarantine table, once per batch."""
+    """Write undecodable records to the quarantine table, once per batch."""
     undecodable = call.intake.undecodable
     if undecodable is None:
         return
@@ -252,7 +249,7 @@ def quarantine_undecodable(call: BatchCall) -> None:
 
 
 def quarantine_events(call: BatchCall, ready: Ready) -> None:
-    """Write what breaks the contract, and what never became an event, to the quarantine table, once per batch."""
+    """Write undecodable records and events that break the contract to the quarantine table, once per batch."""
     quarantine_undecodable(call)
     if not ready.batch.quarantined:
         return
@@ -269,10 +266,9 @@ def quarantine_events(call: BatchCall, ready: Ready) -> None:
 
 
 def fill_new_columns(call: BatchCall, ready: Ready) -> Ready:
-    """Give the rows of the target the source's default in columns that this batch adds.
+    """Fill columns that this batch adds with the source's default in all rows of the target, in one commit.
 
-    One commit adds the columns and fills them. A repeated batch sees that they are there, and no row that is written
-    later is touched.
+    A repeated batch sees that they are there, and no row that is written later is touched.
     """
     layout, target, defaults = ready.layout, ready.target, call.intake.column_defaults
     values = {
@@ -307,7 +303,7 @@ def remember_deletes(call: BatchCall, plan: Plan, ready: Ready) -> Plan:
 def record_first_batch(call: BatchCall, ready: Ready, merged: Merged | None) -> int | None:
     """Commit the transaction id alone where a query's first batch at the target changes no row; the version, if any.
 
-    By it a target without any id of a query that has merged before is known to be lost or replaced.
+    A target without any id of a query that has merged before is then known to be lost or replaced.
     """
     if merged is not None and merged.is_in_the_target:
         return None
@@ -341,8 +337,8 @@ def forget_revived(call: BatchCall, plan: Plan, ready: Ready, merged: Merged) ->
 def _is_newest_recorded(call: BatchCall) -> bool:
     """Whether the target has recorded this very batch last.
 
-    Below a later one nobody knows whether its upserts were merged, also while it was under way (`replay_claims`). A
-    tombstone that is left does no harm; one that is forgotten lets an older upsert revive its key.
+    Otherwise nobody knows whether its upserts were merged (`replay_claims`). A tombstone that is left does no harm; one
+    that is forgotten lets an older upsert revive its key.
     """
     target = call.tables.target.snapshot()
     return target is not None and call.tags.recorded_id(target) == call.batch_id

@@ -93,7 +93,7 @@ def expect_newest(target: TableSnapshot, spec: MergeSpec, *, app_id: str | None,
 
 
 def _refused_whole(batch: Batch, spec: MergeSpec, *, where: str, undecodable: int) -> str | None:
-    """Why a copy of the whole table cannot be one, by itself."""
+    """Why a full copy of the table must not be merged, by itself."""
     shape, broken = shape_of(spec), batch.quarantined + undecodable
     received = batch.received + undecodable
     if broken:

@@ -1,4 +1,4 @@
-"""Whether a batch of a query may go into a table: it is the query's own table, and the batch is what its id says."""
+"""Whether a batch of a query belongs into a table: it is the query's table, and the batch is what its id says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECOND_SINK = "; a new second sink of the query needs its own name="
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """One batch of a streaming query on its way to one table."""
+    """One batch of a streaming query and its target."""
 
     checkpoint: Checkpoint
     identity: str
@@ -69,12 +69,12 @@ class Delivery:
         return recorded == batch_id
 
     def recorded(self, batch_id: int) -> dict[str, str]:
-        """What the target's commit says of the batch's content; without it a replay counts as one by its id alone."""
+        """What the target's commit records of the batch's content; without it a replay is known by its id alone."""
         content = _fingerprint(self.checkpoint, batch_id, self.label)
         return {} if content is None else {FINGERPRINT: content}
 
     def note(self, merged: TableSnapshot | None) -> None:
-        """Keep with the checkpoint where its batches go, and with a table, that some of them are there."""
+        """Record in the checkpoint where its batches go, and with a table, that some of them are there."""
         noted = self._told(merged)
         if noted in self.noted:
             return
@@ -147,9 +147,9 @@ class Delivery:
         return f"merged into {self.target!r} (Delta table id {', '.join(sorted(ids))})"
 
     def _judge_old_checkpoint(self, target: TableSnapshot | None) -> None:
-        """No sink has noted anything: one of before did not, and committed nothing for batches without a change.
+        """Judge a checkpoint without notes, as older versions left it where batches had no change.
 
-        Of a query whose batches another function has merged until now there is no note either, but a table with rows.
+        A query whose batches another function has merged until now has none either, but its table has rows.
         """
         is_theirs = target is not None and (names.KEYS_PROPERTY in target.properties or target.files != 0)
         if self.calls == "every" and not is_theirs:
@@ -191,7 +191,7 @@ def fingerprint(caller: Caller, batch_id: int, session: SparkSession) -> str | N
 
 
 def _fingerprint(checkpoint: Checkpoint, batch_id: int, label: str) -> str | None:
-    """`Checkpoint.fingerprint`; None, by which a replay is one by its id alone, also where it cannot be read."""
+    """`Checkpoint.fingerprint`; None where it cannot be read: a replay is then recognised by its id alone."""
     try:
         return checkpoint.fingerprint(batch_id)
     except Exception as err:
@@ -209,7 +209,7 @@ def of_query(
     noted: set[Noted],
     calls: Calls,
 ) -> Delivery | None:
-    """The way of a caller's batches to a sink's target; None outside of a streaming query, and for ids of another kind.
+    """The delivery of a caller's batch; None outside of a streaming query, and for ids of another kind.
 
     A user's own function may number what it makes of a batch: such ids only have to grow.
     """

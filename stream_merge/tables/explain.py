@@ -1,4 +1,4 @@
-"""What the sink did to a table, why, and what would make merges cheaper: read from the table's log, without Spark."""
+"""What the sink did to a table, why, and what would make merges cheaper: from the table's log, without Spark."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _small_files(files: pa.Table) -> int:
 
 
 def _refused_shape(shape: str | None) -> str | None:
-    """Why what a table is filled by cannot be done in the driver."""
+    """Why only Spark merges into a table of this shape."""
     filled = next((one for one in SHAPES if one.name == shape), None)
     if filled is not None and filled.needs_whole_events:
         return f"the table is filled as {shape}, which only Spark merges"

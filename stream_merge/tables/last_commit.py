@@ -1,4 +1,4 @@
-"""Whether what a sink committed last is still there: a commit may be overwritten, or an older copy brought back."""
+"""Whether the last commit of a sink is still there: it may be overwritten, or an older copy restored."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class _Committed:
 
 
 class LastCommit:
-    """The commits of one sink's newest batch, looked at again before the next one.
+    """The commits of one sink's newest batch, checked before the next one.
 
-    A streaming query's stand in its checkpoint, for the next process: with each batch where that is on a disk, or
-    where the target's store does not guard commits; else, where nobody else is said to write, when one is missing.
+    A streaming query's are recorded in its checkpoint, for the next process: with each batch where that is on a disk,
+    or where the target's store does not guard commits; else, without `single_writer`, when one is missing.
     """
 
     def __init__(self, spec: MergeSpec) -> None:
@@ -98,9 +98,9 @@ class LastCommit:
                 raise ConfigError(msg, target=self._spec.target)
 
     def _expect_not_older(self, target: TableSnapshot, ours: _Committed) -> None:
-        """Stop at a copy of the table from before: a backup, or a folder that its name leads to now.
+        """Stop at an older copy of the table: a backup, or a folder that its name leads to now. RESTORE adds versions.
 
-        On a local disk: elsewhere a listing may lack what is there. RESTORE goes on with the versions.
+        On a local disk only: elsewhere a listing may lack what is there.
         """
         newest = max(ours.versions)
         if target.version >= newest or locations.local_path(target.location) is None:
@@ -113,7 +113,7 @@ class LastCommit:
         raise ConfigError(msg, target=self._spec.target)
 
     def _remembered(self, delivery: Delivery | None) -> _Committed | None:
-        """By this process, else by the query's checkpoint."""
+        """The last commits by this process, else by the query's checkpoint."""
         if self._committed is None and delivery is not None and not self._has_read:
             noted = delivery.checkpoint.last_commit(delivery.identity, delivery.location)
             self._committed = None if noted is None else _Committed(**noted)
@@ -126,7 +126,7 @@ class LastCommit:
             delivery.checkpoint.keep_last_commit(delivery.identity, delivery.location, values)
 
     def _guarded(self, session: SparkSession, table: TableSnapshot | None) -> bool:
-        """Whether writers exclude each other where the table lies; looked up, and said, once."""
+        """Whether writers exclude each other at the table's location; checked, and logged, once."""
         spec = self._spec
         if self._is_guarded is None:
             target = spec.target.plain if spec.target.path is not None else None

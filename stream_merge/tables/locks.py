@@ -1,4 +1,4 @@
-"""Which other processes use what two must not: by files beside it, locked until their process ends, however it ends."""
+"""Locks between processes: files beside a table, locked until their process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def expect_alone(target: str, location: str | None = None) -> None:
 
 
 class _Present:
-    """This process among those that write to a table; what it holds goes with it, however it ends."""
+    """This process as a registered writer of a table; its lock ends with it, however it ends."""
 
     def __init__(self, place: Path, by: str) -> None:
         self._folder = place.with_name(f"{_WRITERS_PREFIX}{place.name}")
@@ -134,11 +134,11 @@ class _Present:
         self._known: set[str] = set()
 
     def is_own(self, name: str) -> bool:
-        """Whether a file among those of the processes is that of this one."""
+        """Whether a file among the writers' is this process's."""
         return name == self._own.name
 
     def others(self) -> list[str]:
-        """Processes that write to the table and have not been named here before."""
+        """Other writers of the table that were not reported before."""
         if self._file is None:
             self._enter()
         holders = [] if self._job in _ours else [holder_of(self._job)]
@@ -215,7 +215,7 @@ def _taken(target: str, holder: str) -> HeldError:
 
 
 def _lock_of(target: TableRef, location: str | None) -> Path | None:
-    """Beside the table, however its path is spelled; None where it is not known to lie on this machine's disks."""
+    """Lock file beside the table, however its path is spelled; None unless it is known to be on a local disk."""
     ref = TableRef(location) if target.path is None and location is not None else target
     if ref.local is None:
         return None

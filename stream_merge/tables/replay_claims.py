@@ -1,12 +1,12 @@
-"""Which quarantined records a replay has taken, so that one that was killed neither merges them twice nor loses them.
+"""Claims of quarantined records by a replay, so that a killed one neither merges them twice nor loses them.
 
-Two tables take part, and no commit spans both. A replay first claims its records: they are marked as replayed, at a
-time that is the replay's own and stands in the transaction id of that commit. It then merges under an identity with
-that time in it, and last says in the quarantine that it has ended. One that was killed in between has left a claim
-without that end, and the target's transaction ids say which it is. Behind its merge, what a stream would do when its
-batch comes again is left to do (`Unfinished`). Before it, its id is taken in the target by a commit that changes
-nothing, so that a merge that is still on its way commits nothing, and its replay fails as overtaken; then its records
-are open again. A merge that lands right before that commit is not overtaken: the target's history tells.
+Two tables take part, and no commit spans both. A replay first claims its records: it marks them as replayed, at a time
+that is its own and is in the transaction id of that commit. It then merges under an identity with that time, and last
+records its end in the quarantine. One that was killed in between has left a claim without an end, and the target's
+transaction ids say which it is. After its merge, the rest of a repeated batch is to be done (`Unfinished`). Before it,
+its id is taken in the target by a commit that changes nothing (the fence), so that a merge that is still on its way
+commits nothing and fails as overtaken; then its records are open again. A merge that lands right before the fence is
+not overtaken: the target's history tells.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class _Fate(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfinished:
-    """A replay that was killed, or failed, behind its merge.
+    """A replay that was killed, or failed, after its merge.
 
-    Its records go to the sink once more: the target holds them, and what a batch does behind its commit is done.
+    Its records go to the sink once more: the target holds them, and the rest of the batch is done.
     """
 
     at: int
@@ -109,7 +109,7 @@ class Claims:
 
     @contextmanager
     def finishing(self, left: Unfinished) -> Iterator[None]:
-        """The block does what is left of a replay; then nothing is."""
+        """The block finishes a replay."""
         try:
             yield
         except Exception:
@@ -149,7 +149,7 @@ class Claims:
             raise self._taken_by_another()
 
     def _claimed(self) -> int | None:
-        """When the last claim was made, in microseconds, if it has not ended."""
+        """Time of the last claim in microseconds, if it has not ended."""
         recorded = self._recorded()
         return None if recorded is None or recorded % 2 else recorded
 
@@ -163,7 +163,7 @@ class Claims:
         return f"{_IDENTITY}/{canonical_folder(self.owner)}"
 
     def _fate(self, at: int) -> _Fate:
-        """The fate of the merge of a replay, by its id in the target; where that was taken from it, by the history."""
+        """The fate of a replay's merge, by its id in the target; after a fence, by the history."""
         target = spark_table.find(self.session, self.target)
         recorded = None if target is None else target.transaction(_target_id(at))
         if target is None or recorded is None:
@@ -179,7 +179,7 @@ class Claims:
         return _Fate.OVERTAKEN
 
     def _take_id(self, at: int, version: int) -> None:
-        """Give the id of a replay in the target a version: a merge of it that has not landed by then conflicts."""
+        """Give the id of a replay in the target a version: its merge conflicts if it has not landed by then."""
         if spark_table.find(self.session, self.target) is None:
             return
 
@@ -222,7 +222,7 @@ class Claims:
         return MergeFailedError(msg, target=self.target)
 
     def _end(self, at: int, *, opens: bool) -> None:
-        """Say that a replay has ended, and open its records again."""
+        """Record the end of a replay, and open its records again."""
         concerned = F.col("t.replayed_at") == _moment(at) if opens else F.lit(False)
 
         def say() -> None:

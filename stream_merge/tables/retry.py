@@ -1,4 +1,4 @@
-"""Which errors mean that another writer won, and when the next attempt is made."""
+"""Which errors are lost commits, and when the next attempt is made."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ _NOTHING_WRITTEN = "nothing was written, restart the query"
 
 
 def conflict_class(error: BaseException) -> str | None:
-    """The class of the lost optimistic commit behind an error, or None when it is none.
+    """The class of the lost optimistic commit behind an error, or None.
 
-    Python's conflict classes share no base class (delta-spark 4.4.0), and a wrapped cause arrives
-    untyped, so class names and error codes are looked up along the Python and Java causes.
+    Python's conflict classes share no base class (delta-spark 4.4.0), and a wrapped cause arrives untyped, so class
+    names and error codes are searched along the Python and Java causes.
     """
     seen: list[BaseException] = []
     current: BaseException | None = error

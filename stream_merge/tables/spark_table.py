@@ -1,4 +1,4 @@
-"""What a Delta table looks like now, and how one is created or made ready for the sink."""
+"""What a Delta table is like now, and how one is created or prepared for the sink."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def find(session: SparkSession, target: TableRef) -> TableSnapshot | None:
 def rows(session: SparkSession, target: TableRef, *, version: int | None = None) -> DataFrame:
     """The table's rows at a version; None: at its newest, whatever a user has cached of it.
 
-    Spark takes cached rows for those of the table, however old: what others, or delta-rs, have committed since is not
-    among them. A version that is asked for by its number is another plan.
+    Spark uses cached rows, however old: they lack what others, or the driver, have committed since. A version that is
+    asked for by its number is another plan.
     """
     reader = session.read.format("delta")
     if version is not None:
@@ -104,7 +104,7 @@ def rows(session: SparkSession, target: TableRef, *, version: int | None = None)
 
 
 def refresh_cached(session: SparkSession, target: TableRef) -> None:
-    """After a commit that Spark has not made: have it read anew what a user has cached of the table."""
+    """Have Spark read again what a user has cached of the table, after a commit that it has not made."""
     if caches_nothing(session):
         return
     if target.path is not None:
@@ -114,7 +114,7 @@ def refresh_cached(session: SparkSession, target: TableRef) -> None:
 
 
 def location(session: SparkSession, target: TableRef) -> TableRef:
-    """Where a target lies, however it is spelled; of a catalog table that is not there yet, its name."""
+    """Location of a target, however it is spelled; the name of a catalog table that does not exist yet."""
     if target.path is not None:
         return TableRef(qualified_path(session, target.path))
     entry = catalog.entry(session, target)
@@ -219,9 +219,8 @@ def start_over(
 ) -> None:
     """Empty a table of the sink, then give it other columns and properties: a crash in between repeats.
 
-    Delta's CREATE OR REPLACE is a plain CREATE for a path and refuses another schema or property (4.4). `once` is the
-    id of the transaction that empties it: Delta skips one that the table has seen already, so that a late process does
-    not remove what another one has written to the emptied table.
+    Delta's CREATE OR REPLACE is a plain CREATE for a path and refuses another schema or property (4.4). Delta skips a
+    transaction `once` that the table has seen already, so that a late process does not empty it again.
     """
     identifier = target.sql
     if needs_column_mapping(fields):
@@ -234,8 +233,7 @@ def rewrite(rows: DataFrame, target: TableRef, *, once: str | None = None) -> No
     """Replace all rows of a table by these, in other types, in one commit; properties stay.
 
     The rows are read by the very transaction that replaces them (PrepareDeltaScan, Delta 4.4): what somebody appends
-    meanwhile is either among them or makes this commit lose. `once`: application id of a transaction that happens once
-    in the table's life.
+    meanwhile is either among them or makes this commit lose. `once`: id of a transaction that happens only once.
     """
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if once is not None:
@@ -255,7 +253,7 @@ def _listed(properties: Mapping[str, str]) -> str:
 
 
 def _spelled(wanted: Sequence[str], fields: Sequence[StructField]) -> list[str]:
-    """The columns as the table spells them; `check_target` has found them all."""
+    """The columns as the table spells them; `check_target` has resolved them all."""
     known = [f.name for f in fields]
     return [columns.resolve(name, known, case_sensitive=False) or name for name in wanted]
 
@@ -280,7 +278,7 @@ NEW_TARGETS: Mapping[str, str] = {VECTORS_PROPERTY: "true"}
 
 
 def target_properties(spec: MergeSpec, layout: Layout) -> dict[str, str]:
-    """What the sink records with the target, and the feed it needs."""
+    """Properties that the sink records in the target, and the feed it needs."""
     feed = {FEED_PROPERTY: "true"} if spec.change_data_feed else {}
     return {**feed, **recorded_properties(layout)}
 
@@ -295,19 +293,19 @@ def recorded_properties(layout: Layout) -> dict[str, str]:
 
 
 def lacks_reserved(table: TableSnapshot, layout: Layout) -> bool:
-    """Whether the reserved column for the sequence is wanted and not there."""
+    """Whether the table lacks the reserved column for the sequence."""
     return layout.sequence_columns is None and names.SEQUENCE_COLUMN not in table.schema.names
 
 
 def is_prepared(table: TableSnapshot, target: TableRef, layout: Layout, properties: Mapping[str, str]) -> bool:
-    """Whether an existing table lacks nothing that `prepared` would give it."""
+    """Whether `prepared` would change nothing in an existing table."""
     return not _missing(target, table, layout, properties)
 
 
 def prepared(
     session: SparkSession, target: TableRef, table: TableSnapshot, layout: Layout, properties: Mapping[str, str]
 ) -> TableSnapshot:
-    """Give an existing table the reserved column, properties and wider types that it lacks; often there are none."""
+    """Give an existing table the reserved column, properties and wider types that it lacks."""
     for left in reversed(range(_PREPARE_TRIES)):
         statements = _missing(target, table, layout, properties)
         if not statements:

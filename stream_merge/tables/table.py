@@ -1,4 +1,4 @@
-"""A table of a sink, located once per call: its snapshot, its commits, and the driver's access to it."""
+"""A table of a sink, located once per call: its snapshot, its commits, and the driver's handle of it."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class DriverAccess:
     """Where the driver may read and write tables, and how it reaches object stores.
 
     On a local disk it writes under Spark's lock. An object store is left to Spark unless its commits and the driver's
-    exclude each other there, or nobody else writes (`single_writer`). There it goes by Spark's own settings, unless the
-    sink has `storage_options`.
+    exclude each other there, or nobody else writes (`single_writer`). Without `storage_options` it uses Spark's
+    settings.
     """
 
     def __init__(self, spec: MergeSpec) -> None:
@@ -75,7 +75,7 @@ class DriverAccess:
         """Buckets in which Spark and the driver have seen the same table."""
 
     def begin(self, session: SparkSession) -> None:
-        """Forget what holds for one call."""
+        """Forget what is cached for one call."""
         self._session = session
         self._options.clear()
         self._excluding.clear()
@@ -137,12 +137,12 @@ class DriverAccess:
         self._same_store.add(_bucket(handle.location))
 
     def sees_as_spark(self, location: str) -> bool:
-        """Whether what the driver does not find at a location is not there for Spark, either."""
+        """Whether a table that the driver does not see at a location does not exist for Spark, either."""
         return locations.local_path(location) is None and _bucket(location) in self._same_store
 
 
 class Table:
-    """One Delta table, across the calls of a sink. The driver's handle is kept from call to call."""
+    """One Delta table, across the calls of a sink; the driver's handle is cached."""
 
     def __init__(self, ref: TableRef, access: DriverAccess) -> None:
         self.ref = ref
@@ -158,7 +158,7 @@ class Table:
         self._is_warned = False
 
     def begin(self, session: SparkSession) -> None:
-        """A call begins (`Tables.begin`)."""
+        """Start a call (`Tables.begin`)."""
         self._session = session
         self._entry = None
         self._is_current = False
@@ -188,7 +188,7 @@ class Table:
 
     @property
     def full_name(self) -> str:
-        """A catalog name with all its parts, as SQL; the sink's own session keeps the meaning of the first call."""
+        """A catalog name with all its parts, as SQL, resolved at the first call."""
         if self._full_name is None:
             self._full_name = catalog.full_name(self._session, self.ref)
         return self._full_name
@@ -243,10 +243,7 @@ class Table:
         return self._handle
 
     def files(self) -> pa.Table | None:
-        """The data files with their statistics (`LogHandle.files`), up to date; None where only Spark reads the log.
-
-        Reading a log is harmless beside whatever engine writes it.
-        """
+        """The data files with their statistics (`LogHandle.files`), up to date; None where only Spark reads the log."""
         driver = self.driver()
         location = self._found_at()
         try:
@@ -260,13 +257,13 @@ class Table:
             return None
 
     def _catalog_entry(self) -> Entry | None:
-        """What the catalog has under the name; one that has nothing is asked again, since a call creates tables."""
+        """The catalog's entry; a missing one is asked for again, since a call creates tables."""
         if self._entry is None:
             self._entry = catalog.entry(self._session, self.ref)
         return self._entry
 
     def _found_at(self) -> str | None:
-        """The location that the driver may be given; None where it would take it for another one, or there is none."""
+        """The location for the driver; None where it would read it differently, or there is none."""
         if self.ref.path is not None:
             location: str | None = self.ref.path
         else:
@@ -278,7 +275,7 @@ class Table:
         return location if local is None or _is_table(local) else None
 
     def _up_to_date(self, location: str) -> LogHandle | None:
-        """The handle at a location; one of another location is given up."""
+        """The handle at a location, refreshed or opened."""
         before, self._handle = self._handle, None
         handle = self._opened(before, location)
         if handle is None:

@@ -1,4 +1,4 @@
-"""A table's newest commits as `stream-merge report` draws them: from the log and the quarantine, without Spark."""
+"""A table's newest commits for `stream-merge report`: from the log and the quarantine, without Spark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Files(NamedTuple):
     """Rows that deletion vectors mark as deleted."""
 
     def minus(self, other: Files) -> Files:
-        """Field by field."""
+        """The difference, field by field."""
         return Files(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
     @classmethod
@@ -58,7 +58,7 @@ class Commit:
 
     @property
     def at(self) -> datetime | None:
-        """When it was committed, UTC."""
+        """Time of the commit, UTC."""
         stamp = self.record.timestamp_ms
         return None if stamp is None else datetime.fromtimestamp(stamp / 1000, UTC)
 
@@ -69,29 +69,29 @@ class Commit:
 
     @property
     def batch_id(self) -> int | None:
-        """Of the batch; None where it is no batch's."""
+        """Batch id; None if it merged none."""
         return self._ours.get("batch_id")
 
     @property
     def engine(self) -> str:
-        """Which engine merged; empty where it is no batch's."""
+        """Engine of the batch; empty if it merged none."""
         return str(self._ours.get("engine", ""))
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of the batch by phase up to its commit; of commits without them those of the merge alone."""
+        """Seconds of the batch by phase up to its commit; without them those of the merge alone."""
         seconds = {str(phase): float(spent) for phase, spent in (self._ours.get("seconds") or {}).items()}
         merge = self.record.metrics.get("executionTimeMs", 0) / 1000
         return {**seconds, "merge": seconds.get("merge", 0.0) + merge}
 
     @property
     def seconds(self) -> float:
-        """Of the batch up to its commit."""
+        """Seconds of the batch up to its commit."""
         return sum(self.phases.values())
 
     @property
     def fates(self) -> dict[str, int]:
-        """Events of the batch by fate; of older commits changed rows alone. A later re-check is not in them."""
+        """Events of the batch by fate, without a later re-check; older commits show changed rows alone."""
         metrics, events = self.record.metrics, self._ours.get("events")
         known = {
             "inserted": metrics.get("numTargetRowsInserted", 0),

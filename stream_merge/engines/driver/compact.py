@@ -1,4 +1,4 @@
-"""What merges on read leave is put together: a few files per call, in a commit of its own that changes no data."""
+"""Compaction of the small files that the driver's merges leave: a few per call, in a commit that changes no data."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _compacted(handle: LogHandle, promise: Promise) -> Tidied:
 
 
 def _affordable(table: TableFiles, files: Sequence[Candidate], promise: Promise) -> Sequence[Candidate]:
-    """As many of the files as there is memory for, as far as is known before they are read; none if one of several."""
+    """As many of the files as there is memory for, by their footers; none if only one of several."""
     least = min(2, len(files))
     while len(files) >= least:
         row_bytes = table.expansion * sum(one.encoded_bytes for one in files)
@@ -101,7 +101,7 @@ def _affordable(table: TableFiles, files: Sequence[Candidate], promise: Promise)
 def _rows(
     table: TableFiles, snapshot: TableSnapshot, files: Sequence[Candidate], promise: Promise
 ) -> Sequence[pa.Table]:
-    """The live rows of the files, one after the other, of as many as there turns out to be memory for."""
+    """The live rows of the files, in order, of as many as there is memory for."""
     tables: list[pa.Table] = []
     total = 0
     for one in files:

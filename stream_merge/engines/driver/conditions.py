@@ -1,7 +1,7 @@
-"""The clauses' conditions over Arrow: their answers for pairs of an event and the row of its key, as Spark gives them.
+"""The clauses' conditions over Arrow, for pairs of an event and the row of its key.
 
-Values are compared as Spark 4.2 compares them, at any depth: NaN equals NaN and is greater than any number, 0.0
-equals -0.0, texts and binary values compare by their unsigned bytes, maps by their entries in whatever order.
+Values are compared as Spark 4.2 compares them, at any depth: NaN equals NaN and is greater than any number, 0.0 equals
+-0.0, texts and binary values compare by their unsigned bytes, maps by their entries in whatever order.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def holds(condition: Condition, layout: Layout, events: pa.Table, rows: pa.Table
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Events and their rows, of which some are asked about."""
+    """Events and their rows; `asked` selects some."""
 
     layout: Layout
     events: pa.Table
@@ -84,13 +84,13 @@ class _Pairs:
         return self._asked_of(self.rows[name])
 
     def among(self, asked: pa.BooleanArray) -> _Pairs:
-        """Those of the asked ones for which it is TRUE."""
+        """The selected pairs for which it is TRUE."""
         if asked.true_count == len(asked):
             return self
         return replace(self, asked=asked if self.asked is None else pc.replace_with_mask(self.asked, self.asked, asked))
 
     def all(self, answer: bool) -> pa.BooleanArray:
-        """One answer for all of them."""
+        """One answer for all pairs."""
         return pa.repeat(answer, self.events.num_rows if self.asked is None else self.asked.true_count)
 
     def _asked_of(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -98,7 +98,7 @@ class _Pairs:
 
 
 def _answers(condition: Condition, pairs: _Pairs) -> pa.BooleanArray:  # noqa: PLR0911 - a case per kind of condition
-    """A part of a condition is asked for the pairs alone that the parts before it leave open."""
+    """Answers of a condition; each part is evaluated only for the pairs that the parts before leave open."""
     if pairs.rows is None and isinstance(condition, _ABOUT_ROWS):
         msg = f"{condition!r} compares with a row, and there is none"
         raise AssertionError(msg)
@@ -152,7 +152,7 @@ def _same(pairs: _Pairs, components: int | None = None) -> pa.BooleanArray:
 
 
 def _sequences(pairs: _Pairs, components: int | None = None) -> Iterator[tuple[pa.ChunkedArray, pa.ChunkedArray]]:
-    """The scalars of the events' and the rows' sequences, or of so many leading components, in their order."""
+    """The scalars of the events' and the rows' sequences, or of so many leading components, in order."""
     layout = pairs.layout
     if layout.sequence_columns == ():
         msg = "no sequence is kept with the rows of this target"
@@ -174,7 +174,7 @@ def _sequences(pairs: _Pairs, components: int | None = None) -> Iterator[tuple[p
 
 
 def _field(values: pa.ChunkedArray, *path: str) -> pa.ChunkedArray:
-    """A field of structs, NULL where they are; by place, for Arrow takes a name that starts with a point for a path."""
+    """A field of structs, NULL where they are; by position: Arrow takes a name that starts with a dot for a path."""
     for name in path:
         values = pc.struct_field(values, [values.type.get_field_index(name)])
     return values

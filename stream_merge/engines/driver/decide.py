@@ -1,4 +1,4 @@
-"""What the clauses of a merge make of matched rows and of events without a row: the first clause that holds decides."""
+"""Decides what becomes of matched rows and of events without a row: the first clause that holds."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def decide(
 
 
 def _deletes_missing(clause: Clause) -> bool:
-    """Whether all rows without an event go."""
+    """Whether the clause deletes all rows without an event."""
     if isinstance(clause, DeleteMissing) and clause.when != Always():
         raise _only_spark(clause.when)
     return isinstance(clause, DeleteMissing)
@@ -146,5 +146,5 @@ def _assigned(values: Assignments, events: pa.Table, rows: pa.Table | None, sche
 
 
 def _only_spark(what: object) -> AssertionError:
-    """Eligibility keeps them away from here."""
+    """Error for what eligibility rules out."""
     return AssertionError(f"{what!r} is for Spark alone")

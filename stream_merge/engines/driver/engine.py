@@ -32,19 +32,19 @@ from stream_merge.tables.table import Tables
 
 
 def mode(job: MergeJob) -> Mode:
-    """By deletion vectors where the table has them."""
+    """The mode "mark" where the table has deletion vectors, else "rewrite"."""
     return "rewrite" if job.table is None else mode_of(job.table.protocol.features, job.target.properties)
 
 
 def may_merge(spec: MergeSpec, tables: Tables, target: TableSnapshot, layout: Layout | None) -> bool:
-    """Whether the driver may merge into a target: batches in a layout; None: in any."""
+    """Whether the driver may merge batches of a layout into a target; None: of any layout."""
     if spec.target_filter is not None or target.read_by != "driver" or (layout is not None and layout_obstacle(layout)):
         return False
     return table_obstacle(tables.target.current_driver(), target, "target") is None
 
 
 def obstacle(job: MergeJob) -> Ineligible | None:
-    """Why the driver cannot merge the job, without a look at the target's files."""
+    """Why the driver cannot merge the job, by logs and layout alone."""
     if job.spec.target_filter is not None:
         return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
     refused = layout_obstacle(job.layout) or table_obstacle(job.table, job.target, "the target")
@@ -55,7 +55,7 @@ def obstacle(job: MergeJob) -> Ineligible | None:
 
 
 def start(job: MergeJob, why: str) -> Execution | Ineligible:
-    """Bring the events to the driver; or why it cannot merge them after all: its files, its memory or their values."""
+    """The driver with the events in its memory; or why it cannot merge them: the files, the memory or the values."""
     if job.table is None:
         return Ineligible(reason="storage", detail="the target is not where it can be read")
     table = job.table

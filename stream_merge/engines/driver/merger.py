@@ -1,4 +1,4 @@
-"""The merge in the driver: rows of the batch's keys leave their files, what becomes of them goes into new ones."""
+"""The merge in the driver: changed rows leave their files, and their new versions go into new ones."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DriverMerger:
     """Keys of the rows inserted and updated, by the version that an attempt was to commit."""
 
     def merge(self, hits: Hits | None, tag: CommitTag) -> MergeReport:
-        """One merge in one commit: what the shape makes of each event that no tombstone refuses."""
+        """One merge in one commit, of the events that no tombstone refuses."""
         events = self.events if hits is None else hits.live(self.events)
         any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
         any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
@@ -109,8 +109,8 @@ class DriverMerger:
     def _has_moved(self) -> bool:
         """Whether there is a newer version than the one that an attempt has read; the handle is then at it.
 
-        Of an attempt that commits nothing no conflict tells. A delete has to have seen what others had merged before
-        it was remembered: their look at the remembered deletes may have come before, and then nobody removes the row.
+        An attempt that commits nothing has no conflict. A delete must see what others merged before it was remembered:
+        they may have read the tombstones before, and then nobody removes the row.
         """
         before = self.target.version
         self.target.follow()
@@ -178,7 +178,7 @@ class DriverMerger:
         table: TableFiles,
         dead: DeadRows,
     ) -> Decision:
-        """What changes, over as few columns of the rows as will do."""
+        """What changes, over as few columns of the rows as possible."""
         layout, schema, root = self.layout, snapshot.schema, table.folder.root
 
         def over(columns: Collection[str] | None) -> Decision:
@@ -209,7 +209,7 @@ class DriverMerger:
 
     @cached_property
     def _event_bytes(self) -> int:
-        """Arrow adds them up chunk by chunk, and rows are read a few at a time."""
+        """Bytes of the events: Arrow adds them up chunk by chunk, and `_room_for` needs them often."""
         return int(self.events.nbytes)
 
     def _room_for(self, row_bytes: int) -> None:
@@ -219,7 +219,7 @@ class DriverMerger:
             raise NoLongerEligibleError(refused)
 
     def _columns_obstacle(self, snapshot: TableSnapshot) -> Ineligible | None:
-        """Whether the target has the batch's columns as they were when the batch was laid out."""
+        """Whether the target still has the batch's columns as when the layout was made."""
         types = {f.name: columns.nullable(f.dataType) for f in snapshot.schema.fields}
         other = [c.name for c in self.layout.stored if types.get(c.name) != columns.nullable(c.dtype)]
         if not other:
@@ -228,7 +228,7 @@ class DriverMerger:
 
 
 def _counted(decision: Decision, events: pa.Table, touched: Sequence[Candidate], handle: LogHandle) -> dict[str, int]:
-    """What a merge did to rows, and what it looked at, under Delta's names."""
+    """Metrics of a merge by Delta's names, but for those of its files."""
     sizes = handle.files()["size_bytes"]
     updated, deleted = decision.after.num_rows, decision.deleted.num_rows
     return {

@@ -1,4 +1,4 @@
-"""Whether values differ as Spark 4.2 compares them: what conditions over Arrow are made of."""
+"""Comparison of values in Arrow as Spark 4.2 compares them."""
 
 from __future__ import annotations
 

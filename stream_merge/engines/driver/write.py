@@ -1,4 +1,4 @@
-"""The files and actions of one attempt: rows that change leave their files, what becomes of them goes into new ones."""
+"""Writes the files and actions of one attempt: changed rows leave their files, new versions go into new ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Losing = tuple[Candidate, BitMap64]
 
 
 def rewritten_bytes(table: TableFiles, touched: Iterable[Candidate]) -> int:
-    """Bytes of rows that are in memory at once while files are rewritten, at most."""
+    """Upper bound of the bytes of rows in memory at once while files are rewritten."""
     sizes = [one.encoded_bytes for one in touched]
     small = sum(size for size in sizes if size < _SMALL_BYTES)
     large = sorted(min(table.expansion * size, _MOST_BYTES) for size in sizes if size >= _SMALL_BYTES)
@@ -118,7 +118,7 @@ class Attempt:
             self._adds.append(commit.added_again(one.add, vector, one.footer.rows))
 
     def _rewrite(self, shrunk: Sequence[_Losing]) -> list[Mapping[str, Any]]:
-        """Write what is left of the files, the small ones together with the new rows of their partition."""
+        """Rewrite the files without the rows that change, small ones together with the new rows of their partition."""
         small: dict[_Partition, list[_Losing]] = defaultdict(list)
         large: list[_Losing] = []
         for one, gone in shrunk:
@@ -145,7 +145,7 @@ class Attempt:
         self._table.expands(one, total)
 
     def _append(self, small: Mapping[_Partition, Sequence[_Losing]]) -> list[Mapping[str, Any]]:
-        """Write new rows and what is left of small files, and the change feed where the table has one."""
+        """Write new rows and the rest of small files, and the change feed where the table has one."""
         decision, schema, columns = self._decision, self._snapshot.schema, self._snapshot.partition_columns
         tables: dict[_Partition, list[Iterable[pa.Table]]] = defaultdict(list)
         for partition, files in small.items():

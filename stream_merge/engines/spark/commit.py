@@ -1,4 +1,4 @@
-"""One MERGE by Spark as one commit: under the sink's transaction id, with its metadata, and what it did."""
+"""One MERGE by Spark as one commit, under the sink's transaction id and metadata."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECORDING_CONFS = ("spark.databricks.delta.commitInfo.enabled", "spark.databrick
 
 
 class SparkCommits:
-    """Where the commits of a table are looked for."""
+    """The commits of a table, by Spark."""
 
     def __init__(self, session: SparkSession, target: TableRef) -> None:
         self._session = session
@@ -96,11 +96,10 @@ def executed(session: SparkSession, target: TableRef, builder: DeltaMergeBuilder
 def _executed_unanswered(
     session: SparkSession, target: TableRef, builder: DeltaMergeBuilder, tag: CommitTag
 ) -> MergeReport:
-    """`executed` for Delta versions whose MERGE returns no frame: the counts come from its commit.
+    """`executed` for Delta versions whose MERGE returns no frame: the counts come from its commit (a Spark job).
 
-    Delta counts what it writes there by the same accumulators. It notes no commit for the session where it knew the
-    transaction id already, and where a MERGE without one has changed nothing. Cost: a Spark job over the newest
-    commits.
+    Delta notes no commit for the session where it knew the transaction id already, and where a MERGE without one has
+    changed nothing.
     """
     commits = SparkCommits(session, target)
     before = commits.find()

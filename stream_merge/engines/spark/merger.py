@@ -30,10 +30,10 @@ BROADCAST_BYTES = 64 << 20
 
 
 class SparkMerger(SparkCommits):
-    """Merges one batch in a session that belongs to the sink.
+    """Merges one batch in the sink's private session.
 
     MERGE takes its transaction id and user metadata only from confs of the session of the target `DeltaTable` (Delta
-    4.4). They are set before every attempt and restored after it; in a private session no other write can pick them up.
+    4.4): they are set before every attempt and restored after it.
     """
 
     def __init__(self, job: MergeJob, *, deletion_vectors: bool | None) -> None:
@@ -108,11 +108,11 @@ class SparkMerger(SparkCommits):
             return executed(self._session, self._target, builder, tag)
 
     def _brought_to_rows(self, events: DataFrame, clauses: Sequence[Clause]) -> DataFrame:
-        """Few events that can only change rows, to be sent to where these are read.
+        """Broadcast few events that can only change rows.
 
         Delta joins the rows with such events alone, and Spark, which does not know how few they are, would shuffle the
-        rows of all files that are written again. With an insert, or rows that no event matches, it joins from both
-        sides, and has to.
+        rows of all rewritten files. With an insert, or rows that no event matches, it joins from both sides, and has
+        to.
         """
         if self._batch.upserts + self._batch.deletes > BROADCAST_EVENTS:
             return events
@@ -141,7 +141,7 @@ class SparkMerger(SparkCommits):
         return {"inserted": counted.get("insert", 0), "updated": counted.get("update_postimage", 0)}
 
     def _is_sure(self, refused: int) -> bool:
-        """Whether the batch changes a row, told from the statistics of the target's files."""
+        """Whether the batch certainly changes a row, by the statistics of the target's files."""
         if refused or not self._batch.upserts:
             return False
         return self._shape.surely_changes(self._batch.rows.greatest(), self._stored_greatest, self._spec)
@@ -188,7 +188,7 @@ class SparkMerger(SparkCommits):
         return rows.alias("t").join(events.alias("s"), self._is_match() if is_match is None else is_match)
 
     def _existing(self, tag: CommitTag) -> TableSnapshot:
-        """The target, which was there a moment ago: not to see it must not look as if there were nothing to do."""
+        """The target, which must still be there: a missing one must not pass for one that needs no merge."""
         target = self.find()
         if target is None:
             msg = (
@@ -199,7 +199,7 @@ class SparkMerger(SparkCommits):
         return target
 
     def _unchanged(self, tag: CommitTag) -> MergeReport:
-        """Nothing was left to do: perhaps because a twin of this call has done it."""
+        """The report of a merge with nothing left to do: perhaps because a twin of this call has done it."""
         target = self.find()
         return MergeReport(
             already_applied=target is not None and is_applied(target.transaction, tag.app_id, tag.batch_id)

@@ -1,4 +1,4 @@
-"""Which part of the target a MERGE reads: by bounds and partition values of the keys, and by the user's filter."""
+"""The part of the target that a MERGE reads: by bounds and partition values of the keys, and by the user's filter."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Pruning:
 
     @property
     def has_filter(self) -> bool:
-        """Whether the user has said where the keys are."""
+        """Whether the sink has a `target_filter`."""
         return self._spec.target_filter is not None
 
     def by_keys(self) -> Column:
@@ -70,7 +70,7 @@ class Pruning:
         return self._by_keys
 
     def _by_partitions(self) -> Column | None:
-        """The partitions of the keys that are partition columns; None where that says nothing new, or they are many."""
+        """Partitions of the keys that are partition columns; None where the bounds say as much, or they are many."""
         single = {bound.name for bound in self._batch.bounds.columns if bound.least == bound.greatest}
         keys = {field.name for field in boundable(self._layout.key_fields)} - single
         fields = [self._target.schema[name] for name in self._target.partition_columns if name in keys]

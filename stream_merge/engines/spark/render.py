@@ -1,4 +1,4 @@
-"""Clauses of a merge as Spark executes them: columns over the event (`s`) and the row (`t`)."""
+"""Clauses of a merge as Spark columns over the event (`s`) and the row (`t`)."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def with_clauses(
 
 
 def condition(wanted: Condition, layout: Layout) -> Column:
-    """The condition as a column that is never NULL; built once per layout, each operation is a call to the JVM.
+    """The condition as a column that is never NULL; built once per layout, since each operation is a call to the JVM.
 
-    What a user has written may be NULL, and a clause with it then does not hold.
+    SQL of the user may be NULL; a clause with it then does not hold.
     """
     if isinstance(wanted, Opaque):
         return as_column(wanted)
@@ -112,7 +112,7 @@ def same_keys(layout: Layout) -> Column:
 
 
 def as_column(opaque: Opaque) -> Column:
-    """What a user has written."""
+    """A user's expression."""
     return F.expr(opaque.written) if isinstance(opaque.written, str) else opaque.written
 
 
@@ -133,7 +133,7 @@ def _updated(values: Assignments, layout: Layout) -> dict[str, str | Column]:
 
 
 def _completed(stored: StoredColumn, layout: Layout) -> Column:
-    """What an update by the event's column of that name makes of the row's."""
+    """The row's new value of a column: the event's, with the fields that it lacks."""
     event, row = columns.column(layout.in_event(stored.name), "s"), columns.column(stored.name, "t")
     return columns.completed(event, row, stored.source_type, stored.dtype)
 

@@ -1,4 +1,4 @@
-"""A whole copy beside its table: what it would change, and whether it may."""
+"""A full copy compared with its table: what it would change, and whether it may."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class Beside:
         )
 
     def held_against(self, report: MergeReport) -> MergeReport:
-        """The report of the MERGE as it is; a warning where it removed more rows than there were to be counted.
+        """The report of the MERGE; warns where it removed more rows than were counted.
 
-        Another writer has then committed rows between the look and the MERGE, which Delta began with a newer version.
+        Another writer has then committed rows between the comparison and the MERGE, which began with a newer version.
         """
         removed = sum(
             report.metrics.get(f"numTargetRowsNotMatchedBySource{what}", 0) for what in ("Deleted", "Updated")
@@ -107,8 +107,8 @@ class Beside:
     def _counted(self) -> tuple[Copied, int]:
         """Rows that should be in the copy, those that are not, and keys of the copy that the table does not have.
 
-        The rows are looked up in a small copy, which no shuffle brings to them. With a large one they are joined from
-        both sides, so that new keys need not be told from a count of the distinct ones that rows have.
+        Rows are looked up in a small copy, without a shuffle. With a large one they are joined from both sides, so that
+        new keys need no count of the distinct ones that rows have.
         """
         layout = self._layout
         keys = [columns.column(layout.in_event(key), "s") for key in layout.keys]

@@ -1,4 +1,4 @@
-"""A commit by the driver: its actions in the order of the protocol, put under the next version if nobody was faster."""
+"""A commit by the driver: its actions in the protocol's order, put under the next version if nobody was faster."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class ConcurrentWriteException(RuntimeError):  # noqa: N818 - as Delta calls it,
 
 
 def overtaken(version: int) -> ConcurrentWriteException:
-    """The error of a writer who came second."""
+    """The error of a writer that came second."""
     return ConcurrentWriteException(f"version {version} was committed by another writer")
 
 
 class UndatedCommitError(RuntimeError):
-    """The commit before carries no time, so that none can be given to this one."""
+    """The commit before has no in-commit timestamp, so that none can be given to this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """What one merge, or one compaction, writes into the log."""
+    """The contents of a commit: of a merge, an append or a compaction."""
 
     version: int
     now_ms: int
@@ -90,8 +90,7 @@ class Commit:
         """Put the commit under its version: completely or not at all, and never over another one.
 
         A hard link either makes the name or fails; who checks and then renames, as Spark does on a local disk, is kept
-        out by the lock. Before, the text is among the data files: what a crash leaves there VACUUM deletes, in the log
-        it would stay.
+        out by the lock. Before, the text is among the data files: VACUUM deletes there what a crash leaves.
         """
         unnamed, named = log.parent / f"commit-{self.token}.json", log / f"{self.version:020d}.json"
         try:
@@ -156,9 +155,9 @@ def added_again(add: Mapping[str, Any], vector: Mapping[str, Any], rows: int) ->
 
 
 def wide(stats: str | None, rows: int) -> str:
-    """Statistics that say that rows may be gone: bounds still hold, but a row at them may not live any more.
+    """Statistics that say that rows may be gone: bounds still hold, but a row at them may be deleted.
 
-    The text is not parsed and written anew: numbers would lose digits.
+    The text is not parsed and written again: numbers would lose digits.
     """
     parsed = json.loads(stats) if stats else {}
     if not isinstance(parsed, dict) or not isinstance(stats, str) or not parsed:

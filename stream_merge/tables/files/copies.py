@@ -158,7 +158,7 @@ class _Copies:
         self._in_use: frozenset[str] = frozenset()
 
     def has(self, path: str, size: int | None) -> bool:
-        """Whether a copy is there."""
+        """Whether a copy is complete."""
         copied = self._sizes.get(path)
         return copied is not None and size in (None, copied) and (self.root / path).exists()
 

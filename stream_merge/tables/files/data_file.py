@@ -175,7 +175,7 @@ class _Renamed:
 def as_stored(rows: pa.Table, schema: StructType, properties: Mapping[str, str]) -> pa.Table:
     """Rows with the names and field ids that they have in files, at every depth. Nothing is copied.
 
-    All columns may be NULL in a file, as in Spark's (`makeOutputNullable`): NOT NULL is the log's to say and to lift.
+    All columns may be NULL in a file, as in Spark's (`makeOutputNullable`): NOT NULL is a matter of the log.
     """
     mapped = maps_columns(properties)
     fields = [_stored_field(field, mapped=mapped and field is not _CHANGE_FIELD) for field in schema.fields]
@@ -260,7 +260,7 @@ def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _nulls(values: pa.ChunkedArray, dtype: DataType, path: str, nullable: bool) -> Iterator[str]:
-    """Where values are NULL and must not be. As for Delta, fields of a NULL struct are, but not in arrays."""
+    """Paths of NULLs that must not be. As for Delta, fields of a NULL struct are NULL, but not in arrays."""
     if not nullable and values.null_count:
         yield path
     if not _requires(dtype):
@@ -287,7 +287,7 @@ def _elements(lists: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _entries(maps: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """All keys and all values; a cast to a list of structs would stop at NULLs before they can be told."""
+    """All keys and all values; a cast to a list of structs would fail at NULLs before they can be reported."""
     keys, items = [], []
     for chunk in filter(len, maps.drop_null().chunks):
         start, count = chunk.offsets[0].as_py(), chunk.offsets[-1].as_py() - chunk.offsets[0].as_py()

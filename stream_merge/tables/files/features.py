@@ -96,7 +96,7 @@ def refusal(
 
 
 def mode_of(features: Collection[str], properties: Mapping[str, str]) -> Mode:
-    """How rows are removed: by deletion vectors where the table has them, else by writing their files again."""
+    """The mode "mark" (deletion vectors) where the table has them, else "rewrite" (its files)."""
     return "mark" if DELETION_VECTORS in features and is_on(properties, VECTORS_PROPERTY) else "rewrite"
 
 

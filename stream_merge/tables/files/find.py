@@ -1,4 +1,4 @@
-"""The rows of a batch's keys in data files, with their positions: a join by DuckDB over the files' key columns."""
+"""Finds the rows of a batch's keys in data files, with their positions: DuckDB joins the files' key columns."""
 
 from __future__ import annotations
 
@@ -154,13 +154,13 @@ def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructTy
 
 
 def _held(schema: StructType, file: Candidate) -> list[StructField]:
-    """The columns that are read from a file: it has them, and the log does not say their value."""
+    """The columns that are read from a file: it has them, and they are not partition columns."""
     there = {name for name, _ in file.footer.types} - file.partition.keys()
     return [field for field in schema.fields if name_in_files(field) in there]
 
 
 def _of_partition(events: pa.Table, parted: Sequence[StructField], file: Candidate) -> tuple[pa.Table, pa.Array]:
-    """The events whose keys may lie in a partition, and their row numbers."""
+    """The events whose keys may be in a partition, and their row numbers."""
     numbers = pa.arange(0, events.num_rows)
     keep: Any = None
     for field in parted:
@@ -228,7 +228,7 @@ def _columns(
 
 
 class _Connections:
-    """One database in memory per process; what is read of files for it is read once."""
+    """One database in memory per process, which caches what is read of files."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -249,7 +249,7 @@ _connections = _Connections()
 
 
 def odd_names(names: Iterable[str]) -> list[str]:
-    """Which of a table's names DuckDB would take for its own."""
+    """The names of a table that are reserved by DuckDB."""
     return [name for name in names if name.lower() in OWN_COLUMNS]
 
 

@@ -1,4 +1,4 @@
-"""What the footer of a data file tells: how many rows it has, how wide, and whether they can be read as Spark does."""
+"""Footers of data files: row counts, widths, and whether the driver reads them as Spark does."""
 
 from __future__ import annotations
 
@@ -198,11 +198,10 @@ def _leaves(dtype: pa.DataType) -> int:
 
 
 def _bounds_mislead(metadata: pq.FileMetaData) -> bool:
-    """Whether a reader that goes by all bounds may leave out row groups that have a value.
+    """Whether a reader that uses all bounds may skip row groups that have a value.
 
-    Writers of long ago compared bytes with a sign, and wrote no other bounds of texts than those that no reader may use
-    since (Parquet's `Statistics.min` and `max`): DuckDB (1.5) does, and that delta-rs does not, nobody has shown. Arrow
-    shows none of theirs, and of others that they are no bounds.
+    Very old writers compared bytes with a sign, and wrote only bounds of texts that no reader may use since (Parquet's
+    `Statistics.min` and `max`); DuckDB (1.5) uses them. Arrow does not show theirs, and shows that others are none.
     """
     writer = metadata.created_by or ""
     if _COMPARES_RIGHT.match(writer):
@@ -240,7 +239,7 @@ def is_readable(stored: pa.DataType, wanted: DataType, *, is_int96: bool) -> boo
 
 
 def _differ_in_case(names: Iterable[str]) -> bool:
-    """Whether two names are the same to Spark, which reads files without regard to case, and spelled otherwise."""
+    """Whether two names differ in case only, which Spark ignores when it reads files."""
     different = set(names)
     return len({name.lower() for name in different}) < len(different)
 

@@ -107,7 +107,7 @@ def split(
 
 
 def holds_odd_text(rows: pa.Table, partition_columns: Sequence[str]) -> str | None:
-    """A partition column with a text that Spark would keep as NULL or write otherwise; None where there is none."""
+    """A partition column with a text that Spark would store as NULL or spell differently; None where there is none."""
     for name in partition_columns:
         values = rows[name]
         if pa.types.is_string(values.type) and holds_null_of_partitions(values):

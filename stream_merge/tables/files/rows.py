@@ -1,4 +1,4 @@
-"""A table of the sink's own in the driver: its rows, appends to it, and all of its files rewritten as one."""
+"""A table of the sink's own in the driver: its rows, appends to it, and rewrites as one file."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def append(handle: LogHandle, new: pa.Table, *, transaction: tuple[str, int] | N
 
 
 def rewrite(handle: LogHandle, left: pa.Table | None = None) -> None:
-    """Replace all files by one with the remaining rows, on the handle's very version; any other commit makes it lose.
+    """Replace all files by one with these rows, or in a commit that changes no data with all of them (None).
 
-    None: all rows, in a commit that changes no data.
+    Any other commit on the handle's version makes it lose.
     """
     _, touched = _touched(handle, _EVERY_FILE)
     new, changes_data = (rows(handle), False) if left is None else (left, True)

@@ -79,7 +79,7 @@ def statistics(rows: pa.Table, schema: StructType, properties: Mapping[str, str]
 
 
 def _json(part: str | _Tree) -> str:
-    """Texts stand as they are: `json` knows no decimals."""
+    """JSON of a tree; texts are JSON already, since `json` has no decimals."""
     if isinstance(part, str):
         return part
     return "{" + ",".join(f"{_quoted(name)}:{_json(inner)}" for name, inner in part.items()) + "}"
@@ -151,7 +151,7 @@ def _paths(text: str) -> list[list[str]]:
 
 
 def _is_eligible(dtype: DataType) -> bool:
-    """Delta's `SkippingEligibleDataType`. Texts that are not compared by their bytes are not."""
+    """Delta's `SkippingEligibleDataType`: no texts with a collation."""
     if isinstance(dtype, StringType):
         return dtype == StringType()
     return isinstance(dtype, NumericType | DateType | TimestampType | TimestampNTZType)
@@ -216,7 +216,7 @@ def _ends(values: pa.ChunkedArray, dtype: DataType, prefix: int) -> _Ends:
 
 
 def _spelled(value: Any, dtype: DataType) -> str | None:
-    """A number, or days or microseconds since 1970.
+    """JSON of a number, or of days or microseconds since 1970.
 
     Spark cuts microseconds off at both ends, and its readers add a millisecond to the greatest value.
     """

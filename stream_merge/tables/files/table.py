@@ -39,7 +39,7 @@ class TableFiles:
         self._footers = Footers(self.folder.opened, *self._columns)
 
     def expands(self, file: Candidate, row_bytes: int) -> None:
-        """Learn how many bytes in memory the rows of a file take."""
+        """Record how many bytes in memory the rows of a file take."""
         self.expansion = max(self.expansion, row_bytes / max(file.encoded_bytes, 1))
 
     def touched(self, handle: LogHandle, snapshot: TableSnapshot, bounds: KeyBounds) -> Sequence[Candidate]:
@@ -158,7 +158,7 @@ _tables: WeakKeyDictionary[LogHandle, TableFiles] = WeakKeyDictionary()
 
 
 def table_files(handle: LogHandle, snapshot: TableSnapshot) -> TableFiles:
-    """The table behind a handle; one that was dropped and made anew, or whose log was replaced, is another one."""
+    """The files of a handle's table; a re-created table, or one whose log was replaced, starts anew."""
     files = _tables.get(handle)
     if files is None or (files.table_id, files.opened) != (snapshot.table_id, handle.times_opened):
         files = _tables[handle] = TableFiles(handle, snapshot)

@@ -36,12 +36,12 @@ _LAST_POSITION = 2**63 - 1
 
 
 class VectorError(RuntimeError):
-    """A deletion vector is not what its descriptor in the log says, or cannot be written as the protocol wants it."""
+    """A deletion vector does not match its descriptor in the log, or cannot be written by the protocol."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Descriptor:
-    """Where a deletion vector is stored, and what it has to be ("Deletion Vector Descriptor Schema")."""
+    """A deletion vector's location and properties ("Deletion Vector Descriptor Schema")."""
 
     storage_type: str
     """`u`: file of the table, by its UUID; `p`: file by its URI; `i`: in the log itself."""
@@ -227,7 +227,7 @@ def _from_z85(text: str) -> bytes:
 
 
 def _local(uri: str) -> Path:
-    """The path that an absolute URI of a `file` means, or an absolute path that is escaped as in one."""
+    """The path of a `file` URI, or an absolute path that is escaped like one."""
     with contextlib.suppress(ValueError):  # no URI, or no UTF-8 when it is decoded
         parts = urlsplit(uri)
         is_local = parts.scheme in ("", "file") and not parts.netloc and parts.path.startswith("/")

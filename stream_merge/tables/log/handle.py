@@ -56,7 +56,7 @@ R = TypeVar("R")
 
 
 class NativePanicError(RuntimeError):
-    """delta-rs broke off in the middle of something; its own exception would pass `except Exception`."""
+    """A panic of delta-rs, whose own exception would pass `except Exception`."""
 
 
 def no_panics(method: Callable[P, R]) -> Callable[P, R]:
@@ -90,7 +90,7 @@ def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[
 
 
 def record(commit: Mapping[str, Any]) -> CommitRecord:
-    """A commit by its own words."""
+    """A commit from its `commitInfo`."""
     return CommitRecord(
         version=int(commit["version"]),
         timestamp_ms=commit.get("timestamp"),
@@ -134,7 +134,7 @@ class LogHandle:
         self._open()
 
     def is_at(self, location: str, storage_options: Mapping[str, str] | None) -> bool:
-        """Whether the handle is one of this place, and reaches it so."""
+        """Whether the handle is one of this location, with these options."""
         options = None if storage_options is None else dict(storage_options)
         return (self.location, self._options) == (location, options)
 
@@ -193,7 +193,7 @@ class LogHandle:
 
     @no_panics
     def snapshot(self) -> TableSnapshot:
-        """What the log says at the handle's version."""
+        """The table at the handle's version."""
         table_id, schema, properties, partition_columns = self._described()
         return TableSnapshot(
             table_id=table_id,
@@ -209,7 +209,7 @@ class LogHandle:
 
     @property
     def table_id(self) -> str:
-        """Delta's, at the handle's version."""
+        """Delta's table id, at the handle's version."""
         return self._described()[0]
 
     def _described(self) -> tuple[str, StructType, dict[str, str], tuple[str, ...]]:
@@ -291,10 +291,10 @@ def write_checkpoint_if_due(
     *,
     by_spark: Callable[[], None] | None,
 ) -> None:
-    """Write the checkpoint that a table's interval asks for at a version, and clean up its log; failures are warnings.
+    """Write the checkpoint that is due at a version, and clean up the log; failures are warnings.
 
-    How long commits and removed files are kept, delta-rs (1.6) reads as `interval 30 days` alone, and else takes its
-    own defaults; Delta also reads `30 days`, capitals, and several units: there Spark does it, if `by_spark` is given.
+    delta-rs (1.6) reads retentions as `interval 30 days` alone, and else takes its own defaults; Delta also reads `30
+    days`, capitals, and several units: there Spark does it, if `by_spark` is given.
     """
     interval = int(properties.get(_INTERVAL_PROPERTY, _DEFAULT_INTERVAL))
     if version == 0 or version % interval:

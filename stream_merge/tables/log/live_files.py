@@ -43,7 +43,7 @@ _FIELDS = frozenset(
 
 
 class UnreadableLogError(RuntimeError):
-    """The log does not hold what a version is made of."""
+    """The log lacks a part of a version."""
 
 
 class Log(Protocol):
@@ -104,8 +104,7 @@ class LiveFiles:
     def at(self, version: int) -> Mapping[str, Add]:
         """The live files of a version by decoded paths; the mapping is valid until the next call.
 
-        Cost: the commits since the version that was asked for last; at first, or for an older one, the newest
-        checkpoint and the commits after it. Raises `UnreadableLogError`.
+        Cost: the commits since the version asked for last; else the newest checkpoint and the commits after it.
         """
         if not 0 <= self._version <= version:
             self._start(version)
@@ -121,13 +120,13 @@ class LiveFiles:
         return self._files
 
     def follow(self, version: int, commit: Iterable[Mapping[str, Any]]) -> None:
-        """Take note of a commit of one's own, the next after the version that was asked for last."""
+        """Apply a commit of one's own, if it is the next after the version that was asked for last."""
         if version == self._version + 1:
             self._apply(commit)
             self._version = version
 
     def forget(self) -> None:
-        """Read all anew at the next call: the table has become another one."""
+        """Read the log again at the next call: the table is another one."""
         self._version, self._files = -1, {}
 
     def _advance(self, version: int) -> None:
@@ -204,7 +203,7 @@ class LiveFiles:
 
 
 def _without_nulls(add: Mapping[str, Any]) -> Add:
-    """An `add` of a checkpoint, whose columns are NULL where an action of a commit would say nothing."""
+    """An `add` of a checkpoint without the NULLs that a commit would leave out."""
     values = {name: value for name, value in add.items() if name in _FIELDS and value is not None}
     vector = values.get("deletionVector")
     if vector is not None:
@@ -213,7 +212,7 @@ def _without_nulls(add: Mapping[str, Any]) -> Add:
 
 
 def decoded(path: str) -> str:
-    """A path of the log, which is a URL, as a name of the file system relative to the table."""
+    """A path of the log, which is a URL, as a file name relative to the table."""
     return unquote(path)
 
 

@@ -23,7 +23,7 @@ class Objects:
         """The files of the table by their decoded paths, relative to it."""
 
     def names(self, folder: str) -> list[str]:
-        """The names of what lies in a folder of the table."""
+        """The names of the files in a folder of the table."""
         return [file.base_name for file in self.filesystem.get_file_info(pafs.FileSelector(folder))]
 
     def beginning(self, path: str, most: int) -> bytes:

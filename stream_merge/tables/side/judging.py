@@ -1,4 +1,4 @@
-"""Which remembered deletes refuse an event, which an upsert revives, which are obsolete: over Arrow, for any engine."""
+"""Which tombstones refuse an event, which an upsert revives, which are obsolete: over Arrow, for any engine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Hits:
         return int(self.overtaken.num_rows)
 
     def live(self, events: pa.Table) -> pa.Table:
-        """The events, the very ones that were judged, that no tombstone refuses."""
+        """The judged events that no tombstone refuses."""
         if not self.refused:
             return events
         keep = [True] * events.num_rows
@@ -59,7 +59,7 @@ class Hits:
         return of_arrow(session, self.refusing, self.types)
 
     def beyond(self, seen: Hits | None) -> Hits:
-        """These without the events that others of the same batch refused already."""
+        """Hits without the events that others of the same batch refused already."""
         if seen is None or not seen.refused or not self.refused:
             return self
         keys = self.types.names[:-1]
@@ -68,7 +68,7 @@ class Hits:
         return replace(self, refusing=self.refusing.take(pa.array(new, pa.int64())), refused_rows=())
 
     def __add__(self, other: Hits) -> Hits:
-        """Both, of different keys."""
+        """Hits of different keys together."""
         both = {
             name: pa.concat_tables([getattr(self, name), getattr(other, name)]) for name in ("refusing", "overtaken")
         }
@@ -104,10 +104,7 @@ def judge(entries: pa.Table, events: pa.Table, pairs: pa.Table, *, version: int,
 
 
 def paired(entries: pa.Table, events: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The pairs of an entry and an event of one key, but for a delete and what remembers this very delete.
-
-    That one neither refuses nor is overtaken.
-    """
+    """The pairs of an entry and an event of one key, except a delete and its own entry, which is neither."""
     one = entries.select(keys).append_column(_ROW, pa.arange(0, entries.num_rows))
     other = events.select(keys).append_column(_EVENT, pa.arange(0, events.num_rows))
     # Most keys of the larger one are not in the smaller; a set is cheaper to look into than a join is to build.
@@ -129,7 +126,7 @@ def paired(entries: pa.Table, events: pa.Table, keys: Sequence[str]) -> pa.Table
 
 
 def paired_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The pairs where each row holds an entry and the event of its key; an event is known by its key's first row."""
+    """The pairs where each row holds an entry and the event of its key, identified by the key's first row."""
     first: dict[Hashable, int] = {}
     events = [first.setdefault(key, row) for row, key in enumerate(_groups(rows, keys))]
     return pa.table({_ROW: pa.arange(0, rows.num_rows), _EVENT: pa.array(events, pa.int64())})
@@ -150,10 +147,7 @@ def overtaking(entries: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def _newest(groups: Sequence[Hashable], entries: pa.Table) -> dict[Any, tuple[Any, bool, int]]:
-    """The newest entry of each group: sequence, whether it is a mark, row.
-
-    Of a delete and a mark of one sequence the mark counts.
-    """
+    """The newest entry of each group: sequence, whether it is a mark, row; with one sequence a mark wins."""
     sequences, marks = orderable(entries[names.SEQUENCE_COLUMN]), entries[names.REVIVED_COLUMN].to_pylist()
     newest: dict[Any, tuple[Any, bool, int]] = {}
     for row, (group, sequence, is_mark) in enumerate(zip(groups, sequences, marks, strict=True)):

@@ -48,7 +48,7 @@ def expect_here(session: SparkSession, spec: MergeSpec, tables: Tables, target: 
 
 
 def locate(session: SparkSession, target: TableRef, snapshot: TableSnapshot) -> TableRef:
-    """Where the deletes of a table are remembered, whatever it is called here; beside it where none are known."""
+    """The tombstones' table of a target, whatever the target is called here; beside it where none is known."""
     then = snapshot.properties.get(names.TOMBSTONES_PROPERTY)
     if then is not None:
         there = _resolved(then, snapshot)
@@ -98,7 +98,7 @@ def deletes(session: SparkSession, target: TableRef, *, retention_seconds: float
 
 
 def _own(spec: MergeSpec, tables: Tables) -> str:
-    """Where a sink expects the log, as the property says it."""
+    """The location where a sink expects the tombstones, as the property has it."""
     name = spec.tombstone_target
     if name.path is None:
         return tables.tombstones.full_name.lower()
@@ -108,7 +108,7 @@ def _own(spec: MergeSpec, tables: Tables) -> str:
 
 
 def _resolved(location: str, target: TableSnapshot) -> TableRef:
-    """A table by what the property of its target says."""
+    """The table that the target's property names."""
     return TableRef(
         f"{_parent(TableRef(target.location).canonical)}/{location[2:]}" if location.startswith(_BESIDE) else location
     )

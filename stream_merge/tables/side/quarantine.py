@@ -129,10 +129,7 @@ def _created(session: SparkSession, table: TableRef) -> TableSnapshot:
 
 
 def undecodable_id(caller: Caller, target: TableRef) -> str | None:
-    """Application id of the commit of undecodable records.
-
-    It holds the target's name: a replay may come when the target is not there yet, or is there by then.
-    """
+    """Application id of the commit of undecodable records; by the target's name, since it may not exist yet."""
     return caller.app_id("quarantine-undecodable", about=target.plain)
 
 
@@ -247,9 +244,8 @@ def _append_missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> Non
 def _missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> tuple[DataFrame, SideCommit] | None:
     """The rows of a batch that the table lacks, and how to append them; None where it has all. Creates a missing table.
 
-    A batch that could not be merged comes again, by a stream or settings that have been repaired since. What is here
-    then is what was wrong with it before: a record of a topic or file is known by its place there, anything else by
-    what it says. What another query has written under the same id does not count.
+    A batch that could not be merged comes again, by a stream or settings that have been repaired since. Rows of another
+    query under the same id do not count.
     """
     session = rows.sparkSession
     snapshot = _created(session, table)
@@ -262,11 +258,11 @@ def _missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> tuple[Data
 
 
 def _beyond(rows: DataFrame, stored: DataFrame) -> DataFrame:
-    """Rows that are not stored, whatever is said of them.
+    """Rows that are not stored.
 
-    A record of a topic is known by its place and time. A file may have been moved together with its checkpoint: one of
-    its records is known by the file's name, its place there and what it says. Anything else, and what has no place as
-    it is stored (of files, by older versions), is known by what it says.
+    A record of a topic is identified by its position and time. A file may have been moved together with its checkpoint:
+    its records are identified by the file's name, their position and content. Anything else, and what has no position
+    as it is stored (of files, by older versions), is identified by its content.
     """
 
     def said(alias: str) -> list[Column]:

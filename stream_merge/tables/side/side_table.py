@@ -46,7 +46,7 @@ class SideCommit:
 
     @property
     def metadata(self) -> str | None:
-        """JSON for the commit's `userMetadata`, by which the batch is found again."""
+        """JSON for the commit's `userMetadata`, by which the batch is recognised."""
         if self.app_id is None:
             return self.user
         fingerprint = {} if self.fingerprint is None else {FINGERPRINT: self.fingerprint}
@@ -106,7 +106,7 @@ class SideTable(ABC, Generic[Rows]):
 
 
 class SparkSideTable(SideTable[DataFrame]):
-    """A side table by Spark, which reads and writes any. Cost of an append: one Spark job per attempt."""
+    """A side table by Spark; an append is one Spark job per attempt."""
 
     def __init__(self, session: SparkSession, name: TableRef, accept: Accept = lambda snapshot: snapshot) -> None:
         super().__init__(name, accept)

@@ -98,12 +98,12 @@ class Tombstones(ABC, Generic[Rows]):
         """Time of the oldest entry that counts, microseconds since the epoch; None: all count."""
 
     def version(self) -> int | None:
-        """Newest version of the log; None while there is none for this target."""
+        """Newest version of the tombstones' table; None while there is none for this target."""
         snapshot = self._table.snapshot()
         return None if snapshot is None else snapshot.version
 
     def remember(self, commit: SideCommit) -> None:
-        """Append the batch's deletes to the log, which is created before the first one."""
+        """Append the batch's deletes; the table is created before the first one."""
         if self._table.snapshot(newest=False) is None:
             begin(self._session, self._spec, self._target_id, self._layout)
             self._table.snapshot()  # one of a dropped target is cached as it was before it was emptied
@@ -112,13 +112,13 @@ class Tombstones(ABC, Generic[Rows]):
     def hits(self) -> Hits:
         """The tombstones of the batch's keys.
 
-        In the driver, where a read of the log takes requests, by the last one of this batch: the re-check sees what has
-        come since.
+        In the driver, where a refresh takes requests, at the version that this batch has read: the re-check sees what
+        is newer.
         """
         return self._judged(self._table.snapshot(newest=False), self._events())
 
     def late_hits(self, seen: Hits | None) -> Hits:
-        """The tombstones of the upserts that were merged: of all but those refused before."""
+        """The tombstones of the merged upserts, without those of events refused before."""
         return self._judged(self._table.snapshot(), self._events(are_deletes=False)).beyond(seen)
 
     def forget(self, hits: Hits, commit: SideCommit) -> None:
@@ -129,9 +129,9 @@ class Tombstones(ABC, Generic[Rows]):
         self._table.append_once(self._entries(hits.overtaken, revived=True), commit)
 
     def tidy(self) -> None:
-        """Compact small files when there are many; drop overtaken and expired entries when the log has doubled.
+        """Compact small files when there are many; drop overtaken and expired entries when the table has doubled.
 
-        A commit that another writer makes meanwhile wins; the log is then tidied later.
+        A commit that another writer makes meanwhile wins; the table is then compacted later.
         """
         files = 0
         for newest in (False, True):  # somebody else may have tidied it meanwhile
@@ -173,7 +173,7 @@ class Tombstones(ABC, Generic[Rows]):
 
     @abstractmethod
     def _entries(self, events: Rows | pa.Table, *, revived: bool) -> Rows:
-        """Rows of the log, for keys and sequences."""
+        """Rows of the table, for keys and sequences."""
 
     @abstractmethod
     def _matched(self, events: Rows) -> Iterable[tuple[pa.Table, pa.Table, pa.Table]]:
@@ -181,7 +181,7 @@ class Tombstones(ABC, Generic[Rows]):
 
     @abstractmethod
     def _entries_by_file(self) -> Sequence[int]:
-        """How many entries each file of the log has."""
+        """Number of entries in each file of the table."""
 
     @abstractmethod
     def _compact(self, *, clears: bool, judges: bool) -> None:
@@ -303,7 +303,7 @@ class SparkTombstones(Tombstones[DataFrame]):
         return [row[1] for row in rows.groupBy(F.input_file_name()).count().collect()]
 
     def _compact(self, *, clears: bool, judges: bool) -> None:
-        """Entries that somebody appends meanwhile are never lost: only what is older than something read goes."""
+        """Entries appended meanwhile are never lost: only what is older than an entry that was read goes."""
         if clears and judges:
             self._delete_overtaken(judging.overtaking(as_stored(arrow_table(self._unexpired())), self._keys))
         if self._oldest is not None:
@@ -413,7 +413,7 @@ def widen_schema(
 
 
 def _widened(spec: MergeSpec, layout: Layout, schema: StructType) -> StructType | None:
-    """The log's columns in wider types, or None where the types that it has will do."""
+    """The table's columns in wider types, or None where its types suffice."""
     own = {**{f.name: f.dataType for f in layout.key_fields}, names.SEQUENCE_COLUMN: layout.sequence_type}
     fields = {f.name: StructField(f.name, f.dataType) for f in schema.fields}  # without ids of column mapping
     for name, dtype in own.items():
