@@ -100,7 +100,7 @@ def learn(costs: CostModel, job: MergeJob, execution: Execution, seconds: float)
         costs.learn(execution.choice.mode or "spark", job.work, seconds)
 
 
-def job_of(
+def merge_job(
     session: SparkSession,
     spec: MergeSpec,
     tables: Tables,

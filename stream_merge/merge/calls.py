@@ -17,9 +17,9 @@ from stream_merge.merge import quarantining, steps
 from stream_merge.merge.call import Applied, BatchCall, Done
 from stream_merge.merge.clock import Observed, PhaseClock, now_micros
 from stream_merge.merge.commit_tags import CommitTags
-from stream_merge.merge.report import failures_told, result_of, told
+from stream_merge.merge.report import failures_reported, merge_result, publish
 from stream_merge.merge.retrying import Retrying
-from stream_merge.merge.running_calls import claims, part_of
+from stream_merge.merge.running_calls import batch_part, claims
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model.observer import Observer
 from stream_merge.model.results import MergeResult, Tidied
@@ -40,7 +40,7 @@ from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.jvm import expect_classic, in_session, owned_session, same_session
 from stream_merge.tables import locks
-from stream_merge.tables.delivery import Noted, of_query
+from stream_merge.tables.delivery import Noted, query_delivery
 from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.maintenance import MaintenancePlan, worse
 from stream_merge.tables.table import Tables
@@ -127,7 +127,7 @@ class Calls:
         metrics = self.metrics
         metrics.prepare(who.query, self.spec.label)
         observed = self._observed(clock, query=who.query, batch_id=batch_id)
-        with failures_told(
+        with failures_reported(
             self.spec,
             metrics,
             clock,
@@ -142,7 +142,7 @@ class Calls:
             observed.started(location.path)
             if self._is_new:
                 locks.expect_no_other(self.spec.target, location)
-            part = part_of(batch_df, who, batch_id, intake.calls)
+            part = batch_part(batch_df, who, batch_id, intake.calls)
             claim = claims.held(self, who.identity, self.spec, location, part=part)
             with claim, ExitStack() as resources:
                 call = self._called(
@@ -176,7 +176,9 @@ class Calls:
     ) -> BatchCall:
         session = self._session.of(batch_df)
         spec = filters.with_fixed_time(session, self.spec)
-        delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls)
+        delivery = query_delivery(
+            spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls
+        )
         retrying = Retrying(
             policy=spec.retry,
             clock=clock,
@@ -220,9 +222,9 @@ class Calls:
 
     def _report(self, call: BatchCall, done: Done) -> None:
         """Keep, count and log the result."""
-        result = result_of(call, done)
+        result = merge_result(call, done)
         self.last_result = result
-        told(result, self.metrics)
+        publish(result, self.metrics)
         target = self.spec.target
         locks.warn_of_others(target, f"query {call.caller.query!r}", self._tables.target.known_location)
         call.observed.ended(lambda: {"result": result, **self._table(call, done)})
@@ -246,7 +248,7 @@ class Calls:
         metrics.prepare(query, self.spec.label)
         clock = PhaseClock(began, current="read")
         observed = self._observed(clock, query=query, batch_id=batch_id)
-        return failures_told(
+        return failures_reported(
             self.spec, metrics, clock, query=query, batch_id=batch_id, observed=observed, passes=passes
         )
 

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, Execution, MergeJob
-from stream_merge.engines.choose import job_of
+from stream_merge.engines.choose import merge_job
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.merge.call import BatchCall, Ready
 from stream_merge.model.logs import tell
@@ -49,7 +49,7 @@ class Plan:
 def choose_plan(call: BatchCall, ready: Ready) -> Plan:
     """Choose the engine for a batch that has events to merge, and start it."""
     with call.clock.phase("plan"):
-        job = job_of(
+        job = merge_job(
             call.session,
             call.spec,
             call.tables,

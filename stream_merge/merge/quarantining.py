@@ -25,7 +25,7 @@ from stream_merge.tables.table import Tables
 log = logging.getLogger(__name__)
 
 
-def _commit_of(
+def _side_commit(
     batch_df: DataFrame, batch_id: int, spec: MergeSpec, session: SparkSession, sleep: Callable[[float], None]
 ) -> SideCommit:
     """The commit of a batch to the quarantine table.
@@ -62,7 +62,7 @@ def write(
         reason=TARGET_FAILED,
         error=reason(error),
         query=caller(batch_df, spec).query,
-        commit=_commit_of(batch_df, batch_id, spec, session, sleep),
+        commit=_side_commit(batch_df, batch_id, spec, session, sleep),
     )
 
 
@@ -83,5 +83,5 @@ def is_written(
     batch_df: DataFrame, batch_id: int, spec: MergeSpec, session: SparkSession, sleep: Callable[[float], None]
 ) -> bool:
     """Whether `write` has committed this batch before."""
-    commit = _commit_of(batch_df, batch_id, spec, session, sleep)
+    commit = _side_commit(batch_df, batch_id, spec, session, sleep)
     return quarantine.is_written(session, spec.quarantine_table, commit)

@@ -36,7 +36,7 @@ class Named(Protocol):
 
 
 @contextmanager
-def failures_told(
+def failures_reported(
     of: Named,
     metrics: MergeMetrics,
     clock: PhaseClock,
@@ -86,7 +86,7 @@ def _raised(err: Exception, what: str, *, target: str | None, batch_id: int) -> 
     return kind(msg, target=target, batch_id=batch_id)
 
 
-def result_of(call: BatchCall, done: Done) -> MergeResult:
+def merge_result(call: BatchCall, done: Done) -> MergeResult:
     """The result of a call."""
     report, undecodable = done.merged.report, call.intake.undecodable_events
     choice = done.merged.choice or done.choice or without_work(call.spec.engine)
@@ -133,7 +133,7 @@ def _plan(done: Done, choice: Choice, spec: MergeSpec) -> str:
     return f"{choice}; file skipping by key bounds on {bounded}{within}"
 
 
-def told(result: MergeResult, metrics: MergeMetrics) -> None:
+def publish(result: MergeResult, metrics: MergeMetrics) -> None:
     """Count and log the result of a call."""
     metrics.observe(result)
     tell(

@@ -32,7 +32,7 @@ class Part:
         return other is not None and (other.run_id, other.batch_id) == (self.run_id, self.batch_id) and other != self
 
 
-def part_of(batch_df: DataFrame, who: Caller, batch_id: int, calls: Calls) -> Part | None:
+def batch_part(batch_df: DataFrame, who: Caller, batch_id: int, calls: Calls) -> Part | None:
     """The part of a batch that a call gets; None where it gets the complete batch, or nobody can tell."""
     if calls != "some" or who.run_id is None:
         return None

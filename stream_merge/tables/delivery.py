@@ -199,7 +199,7 @@ def _fingerprint(checkpoint: Checkpoint, batch_id: int, label: str) -> str | Non
         return None
 
 
-def of_query(
+def query_delivery(
     spec: MergeSpec,
     caller: Caller,
     batch_id: int,

@@ -25,7 +25,7 @@ _LOCK_PREFIX = f"{names.RESERVED_PREFIX}lock_"
 _WRITERS_PREFIX = f"{names.RESERVED_PREFIX}writers_"
 """Folder with a file of each process that writes to a table."""
 _LOOKS, _LOOK_SECONDS = 5, 0.05
-"""A reader (`holder_of`) excludes others from the lock for a moment."""
+"""A reader (`lock_holder`) excludes others from the lock for a moment."""
 _ours: set[Path] = set()
 """Locked by this process, in which sinks and Spark exclude each other."""
 
@@ -78,7 +78,7 @@ def only_writer(target: str, by: str, location: str | None = None) -> Iterator[N
     Spark's commit to a local file system checks and then renames (Delta 4.4), so that the commits of two processes can
     overwrite each other. `location` of a catalog name; None while nobody knows it, and then nobody is kept apart.
     """
-    path = _lock_of(TableRef(target), location)
+    path = _lock_path(TableRef(target), location)
     if path is None or path in _ours:
         yield
         return
@@ -95,8 +95,8 @@ def only_writer(target: str, by: str, location: str | None = None) -> Iterator[N
 
 def expect_no_other(target: str, location: str | None = None) -> None:
     """Stop where a job of another process has a table on a local disk for itself."""
-    path = _lock_of(TableRef(target), location)
-    holder = None if path is None or path in _ours else holder_of(path)
+    path = _lock_path(TableRef(target), location)
+    holder = None if path is None or path in _ours else lock_holder(path)
     if holder is not None:
         raise _taken(target, holder)
 
@@ -109,14 +109,14 @@ def enter(target: str, by: str, location: str | None = None) -> None:
 
 def expect_alone(target: str, location: str | None = None) -> None:
     """Stop where a sink of another process has written to a table on a local disk and is still there."""
-    path = _lock_of(TableRef(target), location)
+    path = _lock_path(TableRef(target), location)
     if path is None:
         return
     place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
     folder, ours = place.with_name(f"{_WRITERS_PREFIX}{place.name}"), _present.get(place)
     with suppress(FileNotFoundError):
         for name in os.listdir(folder):  # not by process number: that of another container may be the same
-            holder = None if ours is not None and ours.is_own(name) else holder_of(folder / name)
+            holder = None if ours is not None and ours.is_own(name) else lock_holder(folder / name)
             if holder is not None:
                 raise _taken(target, holder)
 
@@ -141,10 +141,10 @@ class _Present:
         """Other writers of the table that were not reported before."""
         if self._file is None:
             self._enter()
-        holders = [] if self._job in _ours else [holder_of(self._job)]
+        holders = [] if self._job in _ours else [lock_holder(self._job)]
         added = set(os.listdir(self._folder)) - self._looked_at
         self._looked_at |= added
-        holders += [holder_of(self._folder / name, remove=True) for name in added]
+        holders += [lock_holder(self._folder / name, remove=True) for name in added]
         new = dict.fromkeys(name for name in holders if name is not None and name not in self._known)
         self._known.update(new)
         return list(new)
@@ -177,7 +177,7 @@ def warn_of_others(target: str, by: str, location: str | None = None) -> None:
     Where the file system has no locks or nothing can be written beside the table nobody is registered. Cost: at first a
     file beside the table; then reading a lock and a folder: tens of microseconds.
     """
-    path = _lock_of(TableRef(target), location)
+    path = _lock_path(TableRef(target), location)
     if path is None:
         return
     place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
@@ -188,7 +188,7 @@ def warn_of_others(target: str, by: str, location: str | None = None) -> None:
             tell(log.warning, "another_writer", target=target, by=by, other=other, remedy=remedy)
 
 
-def holder_of(path: Path, *, remove: bool = False) -> str | None:
+def lock_holder(path: Path, *, remove: bool = False) -> str | None:
     """What a process has written into a file that it holds locked; None where nobody does, and `remove` deletes it.
 
     Readers do not exclude each other, and for a moment exclude whoever wants the lock (`locked` waits for that).
@@ -214,7 +214,7 @@ def _taken(target: str, holder: str) -> HeldError:
     return HeldError(msg, target=target)
 
 
-def _lock_of(target: TableRef, location: str | None) -> Path | None:
+def _lock_path(target: TableRef, location: str | None) -> Path | None:
     """Lock file beside the table, however its path is spelled; None unless it is known to be on a local disk."""
     ref = TableRef(location) if target.path is None and location is not None else target
     if ref.local is None:

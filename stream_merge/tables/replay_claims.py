@@ -258,7 +258,7 @@ def _moment(micros: int) -> Column:
     return F.timestamp_micros(F.lit(micros))
 
 
-def claims_of(session: SparkSession, table: TableRef, target: TableRef, *, owner: str) -> Claims | None:
+def query_claims(session: SparkSession, table: TableRef, target: TableRef, *, owner: str) -> Claims | None:
     """The claims of a query's replays, by its checkpoint; None where there is no quarantine."""
     if spark_table.find(session, table) is None:
         return None

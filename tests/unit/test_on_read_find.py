@@ -89,7 +89,7 @@ class Files:
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(rows, file, **how)
-        found = Candidate(path=path, footer=self.footers.of(path, file.stat().st_size), partition=partition, add={})
+        found = Candidate(path=path, footer=self.footers.footer(path, file.stat().st_size), partition=partition, add={})
         self.candidates.append(found)
         return found
 
@@ -507,7 +507,7 @@ def test_files_whose_writer_took_bounds_of_texts_with_a_sign_are_refused(root):
     file = root / "old.parquet"
     file.write_bytes(as_of_old(root / plain.path, least="a", greatest="ä"))
 
-    found = Files(root, schema(k=TEXT)).footers.of(file.name, file.stat().st_size)
+    found = Files(root, schema(k=TEXT)).footers.footer(file.name, file.stat().st_size)
 
     assert pq.read_table(file).equals(rows)
     assert plain.footer.problem is None
@@ -551,10 +551,10 @@ def test_a_footer_is_read_once(root):
     size = (root / found.path).stat().st_size
     (root / found.path).unlink()
 
-    assert files.footers.of(found.path, size) is found.footer
+    assert files.footers.footer(found.path, size) is found.footer
     assert found.footer.rows == 2
     with pytest.raises(OSError, match=r"0\.parquet"):
-        files.footers.of(found.path, size + 1)
+        files.footers.footer(found.path, size + 1)
 
 
 def test_a_file_that_is_no_parquet_is_an_error(root):
@@ -563,7 +563,7 @@ def test_a_file_that_is_no_parquet_is_an_error(root):
     (root / "x").write_bytes(b"PAR1 and no more")
 
     with pytest.raises(pa.ArrowInvalid):
-        files.footers.of("x", 16)
+        files.footers.footer("x", 16)
 
 
 # -- columns that files lack, or call otherwise -------------------------------------------------

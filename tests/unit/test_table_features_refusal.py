@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stream_merge.tables.files.features import SUPPORTED, UNPROVEN, mode_of, refusal
+from stream_merge.tables.files.features import SUPPORTED, UNPROVEN, merge_mode, refusal
 
 ON = {"delta.enableDeletionVectors": "true"}
 
@@ -47,7 +47,7 @@ def test_all_refused_features_are_told_at_once():
 def test_tables_of_older_protocols_are_rewritten(versions):
     """They have no deletion vectors, whatever the property says."""
     assert refusal(*versions, (), ON) is None
-    assert mode_of((), ON) == "rewrite"
+    assert merge_mode((), ON) == "rewrite"
 
 
 @pytest.mark.parametrize("versions", [(4, 7), (3, 8), (4, 8)])
@@ -60,8 +60,8 @@ def test_rows_are_marked_where_feature_and_property_say_so():
     vectors = ["deletionVectors"]
     off, loud = {"delta.enableDeletionVectors": "false"}, {"delta.enableDeletionVectors": "TRUE"}
 
-    assert [mode_of(vectors, one) for one in ({}, off, ON, loud)] == ["rewrite", "rewrite", "mark", "mark"]
-    assert mode_of(["columnMapping"], ON) == "rewrite"
+    assert [merge_mode(vectors, one) for one in ({}, off, ON, loud)] == ["rewrite", "rewrite", "mark", "mark"]
+    assert merge_mode(["columnMapping"], ON) == "rewrite"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def inline(data: bytes, cardinality: int) -> dict[str, Any]:
 
 
 def file_of(descriptor: dict[str, Any], root: Path) -> Path:
-    file = Descriptor.of(descriptor).file(root)
+    file = Descriptor.parse(descriptor).file(root)
     assert file is not None
     return file
 
@@ -173,7 +173,7 @@ def test_the_path_is_as_in_the_protocols_example():
     """Delta protocol, "Deletion Vector Descriptor Schema", JSON example 1."""
     example = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "sizeInBytes": 40, "cardinality": 6}
 
-    file = Descriptor.of({**example, "offset": 4}).file(Path("/mytable"))
+    file = Descriptor.parse({**example, "offset": 4}).file(Path("/mytable"))
 
     assert file == Path("/mytable/ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin")
 

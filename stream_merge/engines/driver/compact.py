@@ -70,7 +70,7 @@ def _compacted(handle: LogHandle, promise: Promise) -> Tidied:
     if refused is not None:
         run = MaintenanceRun(outcome="nothing", detail=refused.detail)
         return Tidied(maintenance=run, debt=_debt(rows, stored, awaiting))
-    with table.folder.holding({**file_sizes(files), **vectors.files_of(one.add for one in files)}):
+    with table.folder.holding({**file_sizes(files), **vectors.vector_files(one.add for one in files)}):
         parts = _rows(table, snapshot, files, promise)
     if len(parts) < min(2, len(files)):
         return Tidied(maintenance=_no_memory(), debt=_debt(rows, stored, awaiting))
@@ -106,7 +106,9 @@ def _rows(
     total = 0
     for one in files:
         before, parts = total, []
-        for part in live_rows(table.folder.root, one, vectors.of(one.add, table.folder.root), snapshot.schema):
+        for part in live_rows(
+            table.folder.root, one, vectors.deleted_rows(one.add, table.folder.root), snapshot.schema
+        ):
             parts.append(part)
             total += part.nbytes
             table.expands(one, total - before)

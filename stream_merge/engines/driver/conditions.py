@@ -76,12 +76,12 @@ class _Pairs:
     """Which of them; None: all. Columns are cut down to these one by one, when they are compared."""
 
     def event(self, name: str) -> pa.ChunkedArray:
-        return self._asked_of(self.events[name])
+        return self._selected(self.events[name])
 
     def row(self, name: str) -> pa.ChunkedArray:
         if name not in self.rows.column_names:
             raise NotReadError(name)
-        return self._asked_of(self.rows[name])
+        return self._selected(self.rows[name])
 
     def among(self, asked: pa.BooleanArray) -> _Pairs:
         """The selected pairs for which it is TRUE."""
@@ -93,7 +93,7 @@ class _Pairs:
         """One answer for all pairs."""
         return pa.repeat(answer, self.events.num_rows if self.asked is None else self.asked.true_count)
 
-    def _asked_of(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    def _selected(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         return values if self.asked is None else values.filter(self.asked)
 
 
@@ -225,7 +225,7 @@ def _is_nested(column: StoredColumn) -> bool:
 def _nested_differ(column: StoredColumn, pairs: _Pairs) -> pa.BooleanArray:
     parts = []
     for piece in _pieces(pairs.event(column.name), pairs.row(column.name)):
-        one, other = (_with_fields_of(column.source_type, values) for values in piece) if column.lacks_fields else piece
+        one, other = (_with_fields(column.source_type, values) for values in piece) if column.lacks_fields else piece
         check_alike(f"column {column.name!r}", one.type, other.type)
         parts.append(differ(one, other))
     return pa.concat_arrays(parts)
@@ -238,13 +238,13 @@ def _pieces(one: pa.ChunkedArray, other: pa.ChunkedArray) -> list[tuple[pa.Array
     return [(batch.column(0), batch.column(1)) for batch in pa.table([one, other], ["one", "other"]).to_batches()]
 
 
-def _with_fields_of(source: DataType, values: pa.Array) -> pa.Array:
+def _with_fields(source: DataType, values: pa.Array) -> pa.Array:
     """Structs reduced to the fields that the source has: an update leaves the row's other fields as they are."""
     if not isinstance(source, StructType):
         return values
     in_source = {f.name.lower(): f.dataType for f in source.fields}
     common = [
-        (field.name, _with_fields_of(in_source[field.name.lower()], part))
+        (field.name, _with_fields(in_source[field.name.lower()], part))
         for field, part in zip(values.type, values.flatten(), strict=True)
         if field.name.lower() in in_source
     ]
@@ -267,16 +267,16 @@ def needed(clauses: Iterable[Clause], layout: Layout, schema: StructType) -> fro
     for clause in clauses:
         if isinstance(clause, Insert):
             continue
-        looked_at = _looked_at(clause.when, layout)
-        if looked_at is None:
+        compared = _compared(clause.when, layout)
+        if compared is None:
             return None
-        columns |= looked_at
+        columns |= compared
         if isinstance(clause, Update):
             columns |= {field.name for field in schema.fields} - clause.values.keys()
     return frozenset(columns)
 
 
-def _looked_at(condition: Condition, layout: Layout) -> frozenset[str] | None:
+def _compared(condition: Condition, layout: Layout) -> frozenset[str] | None:
     match condition:
         case Always() | IsDelete():
             return frozenset()
@@ -284,11 +284,11 @@ def _looked_at(condition: Condition, layout: Layout) -> frozenset[str] | None:
             columns = layout.sequence_columns
             return frozenset((names.SEQUENCE_COLUMN,) if columns is None else columns)
         case Not(inner):
-            return _looked_at(inner, layout)
+            return _compared(inner, layout)
         case And((SameSequence() as same, Changed())):
-            return _looked_at(same, layout)
+            return _compared(same, layout)
         case And(parts) | Or(parts):
-            each = [_looked_at(part, layout) for part in parts]
+            each = [_compared(part, layout) for part in parts]
             return None if None in each else frozenset().union(*filter(None, each))
         case _:
             return None

@@ -26,14 +26,14 @@ from stream_merge.tables.files.eligibility import (
     layout_obstacle,
     table_obstacle,
 )
-from stream_merge.tables.files.features import mode_of
+from stream_merge.tables.files.features import merge_mode
 from stream_merge.tables.files.table import file_sizes, table_files
 from stream_merge.tables.table import Tables
 
 
 def mode(job: MergeJob) -> Mode:
     """The mode "mark" where the table has deletion vectors, else "rewrite"."""
-    return "rewrite" if job.table is None else mode_of(job.table.protocol.features, job.target.properties)
+    return "rewrite" if job.table is None else merge_mode(job.table.protocol.features, job.target.properties)
 
 
 def may_merge(spec: MergeSpec, tables: Tables, target: TableSnapshot, layout: Layout | None) -> bool:

@@ -27,7 +27,7 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 from stream_merge.tables.files import eligibility
 from stream_merge.tables.files.eligibility import Ineligible
-from stream_merge.tables.files.features import mode_of
+from stream_merge.tables.files.features import merge_mode
 from stream_merge.tables.files.find import Candidate, find
 from stream_merge.tables.files.table import DeadRows, TableFiles, file_sizes, table_files
 from stream_merge.tables.log.handle import LogHandle
@@ -141,7 +141,7 @@ class DriverMerger:
             metrics = _counted(decision, source, touched, handle)
             if decision.changes_nothing:
                 return MergeReport(metrics={**metrics, "scanTimeMs": scan_ms})
-            mode = mode_of(handle.protocol.features, snapshot.properties)
+            mode = merge_mode(handle.protocol.features, snapshot.properties)
             if mode == "rewrite":
                 self._room_for(decision.nbytes + rewritten_bytes(table, touched))
             attempt = Attempt(table, snapshot, decision, int(time.time() * 1000))

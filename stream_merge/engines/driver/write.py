@@ -112,7 +112,7 @@ class Attempt:
     def _mark(self, shrunk: Sequence[_Losing]) -> None:
         """Add the files again with a larger deletion vector."""
         described = vectors.write(self._root, {one.path: gone for one, gone in shrunk})
-        self.files += vectors.files_of({"deletionVector": vector} for vector in described.values())
+        self.files += vectors.vector_files({"deletionVector": vector} for vector in described.values())
         for one, _ in shrunk:
             vector = described[one.path]
             self._adds.append(commit.added_again(one.add, vector, one.footer.rows))

@@ -95,7 +95,7 @@ def refusal(
     return f"the target's {', and '.join(demands)}" if demands else None
 
 
-def mode_of(features: Collection[str], properties: Mapping[str, str]) -> Mode:
+def merge_mode(features: Collection[str], properties: Mapping[str, str]) -> Mode:
     """The mode "mark" (deletion vectors) where the table has them, else "rewrite" (its files)."""
     return "mark" if DELETION_VECTORS in features and is_on(properties, VECTORS_PROPERTY) else "rewrite"
 

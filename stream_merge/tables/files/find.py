@@ -97,8 +97,11 @@ def find(
     with _connections.cursor() as con:
         for group in groups.values():
             first = candidates[group[0]]
-            stored, parted = _held(schema, first), [f for f in schema.fields if name_in_files(f) in first.partition]
-            wanted_keys, events_of = _of_partition(events, [field for field in parted if field.name in keys], first)
+            stored, parted = (
+                _stored_fields(schema, first),
+                [f for f in schema.fields if name_in_files(f) in first.partition],
+            )
+            wanted_keys, events_of = _in_partition(events, [field for field in parted if field.name in keys], first)
             # A key that the files lack is NULL in all their rows.
             has_keys = {field.name for field in (*stored, *parted)}.issuperset(keys)
             if not others and not (wanted_keys.num_rows and has_keys):
@@ -134,7 +137,7 @@ def _read(reader: pa.RecordBatchReader, before: int, room_for: Callable[[int], o
 
 def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructType) -> Iterator[pa.Table]:
     """The rows of a file that are not deleted, in order and a few at a time, with all columns of the table."""
-    stored = _held(schema, candidate)
+    stored = _stored_fields(schema, candidate)
     names = [name_in_files(field) for field in stored]
     # A dot in a name would mean a field of a struct there.
     chosen = None if any("." in name for name in names) else names
@@ -153,13 +156,13 @@ def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructTy
             yield pa.table(_columns(read, schema, candidate, rows.num_rows))
 
 
-def _held(schema: StructType, file: Candidate) -> list[StructField]:
+def _stored_fields(schema: StructType, file: Candidate) -> list[StructField]:
     """The columns that are read from a file: it has them, and they are not partition columns."""
     there = {name for name, _ in file.footer.types} - file.partition.keys()
     return [field for field in schema.fields if name_in_files(field) in there]
 
 
-def _of_partition(events: pa.Table, parted: Sequence[StructField], file: Candidate) -> tuple[pa.Table, pa.Array]:
+def _in_partition(events: pa.Table, parted: Sequence[StructField], file: Candidate) -> tuple[pa.Table, pa.Array]:
     """The events whose keys may be in a partition, and their row numbers."""
     numbers = pa.arange(0, events.num_rows)
     keep: Any = None

@@ -67,9 +67,9 @@ class Footers:
         unknown = [file for file in files if file not in self._known]
         if at_once > 1 and len(unknown) > 1:
             with ThreadPoolExecutor(min(at_once, len(unknown))) as threads:
-                list(threads.map(self.of, *zip(*unknown, strict=True)))
+                list(threads.map(self.footer, *zip(*unknown, strict=True)))
 
-    def of(self, path: str, size: int) -> Footer:
+    def footer(self, path: str, size: int) -> Footer:
         """The footer of a file by its decoded path and its size in bytes."""
         footer = self._known.get((path, size))
         if footer is None:

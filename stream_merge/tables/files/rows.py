@@ -130,8 +130,8 @@ def _read(handle: LogHandle) -> pa.Table:
     table, touched = _touched(handle, _EVERY_FILE)
     schema, root = handle.snapshot().schema, table.folder.root
     nothing = pa.schema([(field.name, arrow_type(field.dataType)) for field in schema.fields]).empty_table()
-    with table.folder.holding({**file_sizes(touched), **vectors.files_of(one.add for one in touched)}):
-        parts = [part for one in touched for part in live_rows(root, one, vectors.of(one.add, root), schema)]
+    with table.folder.holding({**file_sizes(touched), **vectors.vector_files(one.add for one in touched)}):
+        parts = [part for one in touched for part in live_rows(root, one, vectors.deleted_rows(one.add, root), schema)]
     return pa.concat_tables([nothing, *parts])
 
 

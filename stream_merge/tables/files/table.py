@@ -60,7 +60,7 @@ class TableFiles:
 
     def file(self, path: str, add: Add) -> Candidate:
         """A live file by its decoded path."""
-        footer = self._footers.of(path, int(add["size"]))
+        footer = self._footers.footer(path, int(add["size"]))
         partition = dict(add.get("partitionValues") or {})
         return Candidate(path=path, footer=footer, partition=partition, add=add)
 
@@ -141,8 +141,8 @@ class DeadRows:
     def _load(self, numbers: Iterable[int]) -> None:
         missing = [number for number in numbers if number not in self._read]
         adds = [self.touched[number].add for number in missing]
-        with self._folder.holding(vectors.files_of(adds)):
-            self._read.update(zip(missing, (vectors.of(add, self._folder.root) for add in adds), strict=True))
+        with self._folder.holding(vectors.vector_files(adds)):
+            self._read.update(zip(missing, (vectors.deleted_rows(add, self._folder.root) for add in adds), strict=True))
 
 
 def rows_by_file(rows: pa.Table) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

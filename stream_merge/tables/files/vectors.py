@@ -57,7 +57,7 @@ class Descriptor:
     """No position is greater; few writers say so."""
 
     @classmethod
-    def of(cls, action: Mapping[str, Any]) -> Descriptor:
+    def parse(cls, action: Mapping[str, Any]) -> Descriptor:
         """Parse `deletionVector` of an `add` or `remove`."""
         descriptor = cls(
             storage_type=_text(action, "storageType"),
@@ -90,7 +90,7 @@ class Descriptor:
 
 def read(descriptor: Mapping[str, Any], root: Path) -> BitMap64:
     """The positions of the rows that a deletion vector removes from its data file; raises `VectorError`."""
-    described = Descriptor.of(descriptor)
+    described = Descriptor.parse(descriptor)
     file = described.file(root)
     if file is None:
         where = f"the inline deletion vector {described.path_or_inline[:_UUID_DIGITS]!r}... of {str(root)!r}"
@@ -110,15 +110,15 @@ def read(descriptor: Mapping[str, Any], root: Path) -> BitMap64:
     return positions
 
 
-def of(add: Mapping[str, Any], root: Path) -> BitMap64:
+def deleted_rows(add: Mapping[str, Any], root: Path) -> BitMap64:
     """The positions of the deleted rows of a live file, by its `add`."""
     descriptor = add.get("deletionVector")
     return BitMap64() if descriptor is None else read(descriptor, root)
 
 
-def files_of(adds: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+def vector_files(adds: Iterable[Mapping[str, Any]]) -> dict[str, None]:
     """The files of the table that hold the vectors of these adds, relative to it; their sizes are not known."""
-    vectors = [Descriptor.of(add["deletionVector"]) for add in adds if add.get("deletionVector") is not None]
+    vectors = [Descriptor.parse(add["deletionVector"]) for add in adds if add.get("deletionVector") is not None]
     files = [vector.file(Path()) for vector in vectors if vector.storage_type == _RELATIVE]
     return {str(file): None for file in files}
 
