@@ -89,13 +89,13 @@ class MergeJob:
     target: TableSnapshot
     """Prepared, as it was before this batch."""
     now_micros: int
-    table: LogHandle | None
+    table: LogHandle | None = None
     """The target's log as the driver reads it; None where it does not."""
-    log: LogHandle | None
+    log: LogHandle | None = None
     """The log of the tombstones' table; None where the driver does not read it."""
-    log_snapshot: TableSnapshot | None
+    log_snapshot: TableSnapshot | None = None
     """The tombstones' table; None where there is none, tombstones are off, or Spark was asked for."""
-    work: Work
+    work: Work = field(default_factory=lambda: Work(events=0, bytes=0, cores=1))
     inside_at: int | None = None
     """Version of the target in which no row of the batch's keys lies outside of `spec.target_filter`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.costs import DRIVER_BYTES, DRIVER_EVENTS, CostModel, Work
@@ -17,7 +17,6 @@ from stream_merge.errors import ConfigError
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import environment
 from stream_merge.spark.errors import reason
@@ -100,58 +99,31 @@ def learn(costs: CostModel, job: MergeJob, execution: Execution, seconds: float)
         costs.learn(execution.choice.mode or "spark", job.work, seconds)
 
 
-def merge_job(
-    session: SparkSession,
-    spec: MergeSpec,
-    tables: Tables,
-    costs: CostModel,
-    *,
-    layout: Layout,
-    batch: Batch,
-    target: TableSnapshot,
-    now_micros: int,
-    inside_at: int | None = None,
-) -> MergeJob:
-    """Everything that engines are chosen by. Cost: the tables' logs; for `engine="spark"` nothing."""
+def measured(job: MergeJob) -> MergeJob:
+    """The job with the logs and sizes that engines are chosen by; for `engine="spark"` nothing is read."""
+    spec, tables = job.spec, job.tables
     if spec.tombstones:
-        layout.once("log_of_types", lambda: _widen_log(session, spec, tables, layout, target))
+        job.layout.once("log_of_types", lambda: _widen_log(job))
     table, log, log_snapshot, touched, rows = None, None, None, 0, 0
     if spec.engine != "spark":
         table = tables.target.current_driver()
         if spec.tombstones:
-            log_snapshot = own_log(target.table_id, tables.tombstones.snapshot())
+            log_snapshot = own_log(job.target.table_id, tables.tombstones.snapshot())
             log = tables.tombstones.cached_driver()
         for one in (table, None if log_snapshot is None else log):
             if one is not None:
-                more_bytes, more_rows = bytes_and_rows(touched_files(one, batch.bounds))
+                more_bytes, more_rows = bytes_and_rows(touched_files(one, job.batch.bounds))
                 touched, rows = touched + more_bytes, rows + more_rows
-    return MergeJob(
-        session=session,
-        spec=spec,
-        tables=tables,
-        costs=costs,
-        layout=layout,
-        batch=batch,
-        target=target,
-        now_micros=now_micros,
-        table=table,
-        log=log,
-        inside_at=inside_at,
-        log_snapshot=log_snapshot,
-        work=Work(
-            events=batch.upserts + batch.deletes,
-            bytes=touched,
-            rows=rows,
-            cores=session.sparkContext.defaultParallelism,
-        ),
-    )
+    cores, events = job.session.sparkContext.defaultParallelism, job.batch.upserts + job.batch.deletes
+    work = Work(events=events, bytes=touched, rows=rows, cores=cores)
+    return replace(job, table=table, log=log, log_snapshot=log_snapshot, work=work)
 
 
-def _widen_log(session: SparkSession, spec: MergeSpec, tables: Tables, layout: Layout, target: TableSnapshot) -> bool:
+def _widen_log(job: MergeJob) -> bool:
     """Widen the tombstones' table where this batch or another writer widened keys or sequence of the target."""
-    table = own_log(target.table_id, tables.tombstones.snapshot())
+    table = own_log(job.target.table_id, job.tables.tombstones.snapshot())
     if table is not None:
-        widen_schema(session, spec, target.table_id, layout, table)
+        widen_schema(job.session, job.spec, job.target.table_id, job.layout, table)
     return True
 
 

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame
 
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, Execution, MergeJob
-from stream_merge.engines.choose import merge_job
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.merge.call import BatchCall, Ready
 from stream_merge.model.logs import tell
@@ -49,17 +48,18 @@ class Plan:
 def choose_plan(call: BatchCall, ready: Ready) -> Plan:
     """Choose the engine for a batch that has events to merge, and start it."""
     with call.clock.phase("plan"):
-        job = merge_job(
-            call.session,
-            call.spec,
-            call.tables,
-            call.costs,
+        job = MergeJob(
+            session=call.session,
+            spec=call.spec,
+            tables=call.tables,
+            costs=call.costs,
             layout=ready.layout,
             batch=ready.batch,
             target=ready.target,
             now_micros=call.now_micros,
             inside_at=ready.inside_at,
         )
+        job = choose.measured(job)
         preference = choose.prefer(job)
     with call.clock.phase("prepare"):
         return _started(call, job, choose.start(job, preference), ready.source)

@@ -63,29 +63,28 @@ class _Claims:
         wanted = set() if identity is None else {(identity, target), (identity, location)}
         writer = (location, spec.single_writer and local_path(location) is None)
         with self._lock:
+            msg = None
             if any(self._owners.get(claim) == id(owner) for claim in wanted):
                 msg = (
                     f"[SINK_ALREADY_RUNNING] this sink is already merging into {target!r}; pass it all events of a"
                     " batch in one call, and one batch after the other"
                 )
-                raise ConfigError(msg, target=target)
-            if any(claim in self._owners for claim in wanted):
+            elif any(claim in self._owners for claim in wanted):
                 msg = (
                     f"[DUPLICATE_IDENTITY] another sink is merging into {target!r} under the same identity"
                     f" {identity!r}; give each sink of a query its own name="
                 )
-                raise ConfigError(msg, target=target)
-            if part is not None and any(part.is_of_one_batch(self._merged.get(claim)) for claim in wanted):
+            elif part is not None and any(part.is_of_one_batch(self._merged.get(claim)) for claim in wanted):
                 msg = (
                     f"[DUPLICATE_IDENTITY] a sink has already merged other events of batch {part.batch_id} into"
                     f" {target!r}; pass one sink all events of a batch, or give each sink its own name="
                 )
-                raise ConfigError(msg, target=target)
-            if self._writers[location, True] or (writer[1] and self._writers[location, False]):
+            elif self._writers[location, True] or (writer[1] and self._writers[location, False]):
                 msg = (
                     f"[NOT_SINGLE_WRITER] two sinks are merging into {target!r} at the same time, and one has"
                     " single_writer=True; remove it from both, or write to the table with one sink"
                 )
+            if msg is not None:
                 raise ConfigError(msg, target=target)
             self._owners.update(dict.fromkeys(wanted, id(owner)))
             self._writers[writer] += 1

@@ -12,7 +12,7 @@ from delta.tables import DeltaTable, DeltaTableBuilder
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
@@ -34,6 +34,7 @@ from stream_merge.spark.errors import reason
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path, remove_begun
 from stream_merge.spark.jvm import caches_nothing, pins_threads
 from stream_merge.spark.versions import to_ddl
+from stream_merge.tables.files.footers import inner_types
 
 log = logging.getLogger(__name__)
 
@@ -266,11 +267,7 @@ def needs_column_mapping(fields: Iterable[StructField]) -> bool:
 def _needs_mapping(dtype: DataType) -> bool:
     if isinstance(dtype, StructType):
         return needs_column_mapping(dtype.fields)
-    if isinstance(dtype, ArrayType):
-        return _needs_mapping(dtype.elementType)
-    if isinstance(dtype, MapType):
-        return _needs_mapping(dtype.keyType) or _needs_mapping(dtype.valueType)
-    return False
+    return any(map(_needs_mapping, inner_types(dtype)))
 
 
 NEW_TARGETS: Mapping[str, str] = {VECTORS_PROPERTY: "true"}

@@ -105,10 +105,8 @@ def _rows(
     tables: list[pa.Table] = []
     total = 0
     for one in files:
-        before, parts = total, []
-        for part in live_rows(
-            table.folder.root, one, vectors.deleted_rows(one.add, table.folder.root), snapshot.schema
-        ):
+        before, parts, root = total, [], table.folder.root
+        for part in live_rows(root, one, vectors.deleted_rows(one.add, root), snapshot.schema):
             parts.append(part)
             total += part.nbytes
             table.expands(one, total - before)

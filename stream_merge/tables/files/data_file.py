@@ -84,11 +84,9 @@ def write_data_file(
     """
     partitioned = _partition_fields(schema, partition, properties)
     data = StructType([field for field in schema.fields if field not in partitioned])
-    _refuse(rows, data, partitioned, partition)
-    stats = statistics(rows, data, properties)
-    values = {name: value or None for name, value in partition.items()}
+    stats = statistics(_checked(rows, data, partitioned, partition), data, properties)
     name = f"{prefix}{uuid.uuid4()}.snappy.parquet"
-    file = _written(root, _folder("", values) / name, as_stored(rows, data, properties), values)
+    file = _written(root, "", name, as_stored(rows, data, properties), partition)
     return {**file, "modificationTime": now_ms, "dataChange": True, "stats": stats}
 
 
@@ -103,14 +101,14 @@ def write_change_file(
     """Write changes of one partition, `_change_type` as their last column; returns the body of the `cdc` action."""
     partitioned = _partition_fields(schema, partition, properties)
     data = StructType([*(field for field in schema.fields if field not in partitioned), _CHANGE_FIELD])
-    _refuse(rows, data, partitioned, partition)
-    values = {name: value or None for name, value in partition.items()}
+    stored = as_stored(_checked(rows, data, partitioned, partition), data, properties)
     name = f"cdc-00000-{uuid.uuid4()}.c000.snappy.parquet"
-    file = _written(root, _folder(CHANGE_FOLDER, values) / name, as_stored(rows, data, properties), values)
-    return {**file, "dataChange": False}
+    return {**_written(root, CHANGE_FOLDER, name, stored, partition), "dataChange": False}
 
 
-def _written(root: Path, relative: PurePosixPath, rows: pa.Table, values: dict[str, str | None]) -> dict[str, Any]:
+def _written(root: Path, folder: str, name: str, rows: pa.Table, partition: Mapping[str, str | None]) -> dict[str, Any]:
+    values = {column: value or None for column, value in partition.items()}
+    relative = _folder(folder, values) / name
     path = root / relative
     path.parent.mkdir(parents=True, exist_ok=True)
     settings = {"compression": "snappy", "store_schema": False, "store_decimal_as_integer": True}
@@ -213,9 +211,9 @@ def _partition_fields(
     return [fields[name] for name in partition]
 
 
-def _refuse(
+def _checked(
     rows: pa.Table, data: StructType, partitioned: list[StructField], partition: Mapping[str, str | None]
-) -> None:
+) -> pa.Table:
     if not rows.num_rows:
         msg = "a file without rows is of no use; add none to the log"
         raise ValueError(msg)
@@ -238,6 +236,7 @@ def _refuse(
     if nulls:
         msg = f"column {nulls[0]!r} is NOT NULL in the table, but a row has NULL there; give it a value"
         raise NullViolationError(msg)
+    return rows
 
 
 def _unstored(dtype: DataType) -> Iterator[DataType]:
@@ -269,7 +268,8 @@ def _nulls(values: pa.ChunkedArray, dtype: DataType, path: str, nullable: bool) 
         for field, inner in zip(dtype.fields, values.flatten(), strict=True):
             yield from _nulls(inner, field.dataType, f"{path}.{field.name}", field.nullable)
     elif isinstance(dtype, ArrayType):
-        yield from _nulls_inside(_elements(values), dtype.elementType, f"{path}.element", dtype.containsNull)
+        elements = pa.chunked_array([chunk.flatten() for chunk in values.chunks], values.type.value_type)
+        yield from _nulls_inside(elements, dtype.elementType, f"{path}.element", dtype.containsNull)
     elif isinstance(dtype, MapType):
         keys, items = _entries(values)
         yield from _nulls_inside(keys, dtype.keyType, f"{path}.key", False)
@@ -280,10 +280,6 @@ def _nulls_inside(values: pa.ChunkedArray, dtype: DataType, path: str, nullable:
     if not nullable and values.null_count:
         yield path
     yield from _nulls(values.drop_null() if _requires(dtype) else values, dtype, path, True)
-
-
-def _elements(lists: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array([chunk.flatten() for chunk in lists.chunks], lists.type.value_type)
 
 
 def _entries(maps: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:

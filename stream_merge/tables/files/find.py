@@ -97,10 +97,8 @@ def find(
     with _connections.cursor() as con:
         for group in groups.values():
             first = candidates[group[0]]
-            stored, parted = (
-                _stored_fields(schema, first),
-                [f for f in schema.fields if name_in_files(f) in first.partition],
-            )
+            stored = _stored_fields(schema, first)
+            parted = [field for field in schema.fields if name_in_files(field) in first.partition]
             wanted_keys, events_of = _in_partition(events, [field for field in parted if field.name in keys], first)
             # A key that the files lack is NULL in all their rows.
             has_keys = {field.name for field in (*stored, *parted)}.issuperset(keys)
