@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -13,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.engines.choose import wants_events_at_hand
 from stream_merge.engines.costs import CostModel
-from stream_merge.merge import quarantining, steps
+from stream_merge.errors import ConfigError
+from stream_merge.merge import steps
 from stream_merge.merge.call import Applied, BatchCall, Done
 from stream_merge.merge.clock import Observed, PhaseClock, now_micros
 from stream_merge.merge.commit_tags import CommitTags
@@ -21,9 +23,11 @@ from stream_merge.merge.report import failures_reported, merge_result, publish
 from stream_merge.merge.retrying import Retrying
 from stream_merge.merge.running_calls import batch_part, claims
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
+from stream_merge.model.logs import tell
 from stream_merge.model.observer import Observer
-from stream_merge.model.results import MergeResult, Tidied
+from stream_merge.model.results import TARGET_FAILED, MergeResult, Tidied
 from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import is_applied
 from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import target_filter as filters
@@ -36,14 +40,18 @@ from stream_merge.spark.confs import (
     USER_METADATA_CONF,
     WHOLE_READS,
 )
-from stream_merge.spark.errors import spark_errors_unlogged
+from stream_merge.spark.errors import reason, spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.jvm import expect_classic, in_session, owned_session, same_session
-from stream_merge.tables import locks
-from stream_merge.tables.delivery import Noted, query_delivery
+from stream_merge.tables import locks, retry
+from stream_merge.tables.delivery import Noted, fingerprint, query_delivery
 from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.maintenance import MaintenancePlan, worse
+from stream_merge.tables.side import quarantine
+from stream_merge.tables.side.side_table import SideCommit
 from stream_merge.tables.table import Tables
+
+log = logging.getLogger(__name__)
 
 
 class Calls:
@@ -260,7 +268,7 @@ class Calls:
     def announce(self, batch_df: DataFrame, *, at_most: int) -> None:
         """Create the sink's metrics before its first event, and set how many events a first batch can hold."""
         who = caller(batch_df, self.spec)
-        (self.metrics).prepare(who.query, self.spec.label)
+        self.metrics.prepare(who.query, self.spec.label)
         self.costs.expect(at_most)
 
     def location_to_be(self, batch_df: DataFrame) -> TableRef:
@@ -271,20 +279,55 @@ class Calls:
     def may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""
         self._tables.begin(self._session.of(batch_df))
-        return self._failed_late or quarantining.may_hold(batch_df, batch_id, self.spec, self._tables)
+        if self._failed_late:
+            return True
+        app_id = caller(batch_df, self.spec).app_id("target")
+        try:
+            target = self._tables.target.snapshot()
+            return target is not None and is_applied(target.transaction, app_id, batch_id)
+        except ConfigError:
+            return False  # what is there is not a Delta table
+        except Exception:
+            tell(log.warning, "target_unreadable", target=self.spec.label, batch_id=batch_id, exc_info=True)
+            return True
 
     def quarantine_batch(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
-        """Commit all events of a batch to the quarantine table, each once; returns how many were written."""
-        spec, session = self.spec, self._session.of(batch_df)
-        counts = quarantining.write(batch_df, batch_id, spec, session, error=error, sleep=self.sleep)
-        query, metrics = caller(batch_df, spec).query, self.metrics
+        """Commit all events of a batch to the quarantine table, each once; returns how many were written.
+
+        A repeated batch may have more of them, from a stream or settings that were repaired since: these are added. An
+        event that also breaks the contract may be there already, for that reason.
+        """
+        spec, query = self.spec, caller(batch_df, self.spec).query
+        counts = quarantine.write_whole(
+            in_session(batch_df, self._session.of(batch_df)),
+            spec.quarantine_table,
+            reason=TARGET_FAILED,
+            error=reason(error),
+            query=query,
+            commit=self._quarantine_commit(batch_df, batch_id),
+        )
         for why, count in counts.items():
-            metrics.set_aside(query, spec.label, why, count)
+            self.metrics.set_aside(query, spec.label, why, count)
         return sum(counts.values())
 
     def is_quarantined(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether `quarantine_batch` has committed this batch before: then it must not be merged any more."""
-        return quarantining.is_written(batch_df, batch_id, self.spec, self._session.of(batch_df), self.sleep)
+        session, commit = self._session.of(batch_df), self._quarantine_commit(batch_df, batch_id)
+        return quarantine.is_written(session, self.spec.quarantine_table, commit)
+
+    def _quarantine_commit(self, batch_df: DataFrame, batch_id: int) -> SideCommit:
+        """The commit of a failed batch to the quarantine table.
+
+        It has the target's name: a target that failed may have no readable id, and sinks may share a quarantine table.
+        """
+        who = caller(batch_df, self.spec)
+        return SideCommit(
+            app_id=who.app_id("quarantine-broken", about=self.spec.target.plain),
+            batch_id=batch_id,
+            run=lambda attempt: retry.run(attempt, self.spec.retry, sleep=self.sleep),
+            fingerprint=fingerprint(who, batch_id, self._session.of(batch_df)),
+            user=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
+        )
 
 
 STALENESS_CONF = "spark.databricks.delta.stalenessLimit"

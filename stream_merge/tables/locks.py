@@ -112,63 +112,57 @@ def expect_alone(target: str, location: str | None = None) -> None:
     path = _lock_path(TableRef(target), location)
     if path is None:
         return
-    place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
-    folder, ours = place.with_name(f"{_WRITERS_PREFIX}{place.name}"), _present.get(place)
+    folder, ours = _writers_folder(path), _writers.get(path)
     with suppress(FileNotFoundError):
         for name in os.listdir(folder):  # not by process number: that of another container may be the same
-            holder = None if ours is not None and ours.is_own(name) else lock_holder(folder / name)
+            is_own = ours is not None and name == ours.own.name
+            holder = None if is_own else lock_holder(folder / name)
             if holder is not None:
                 raise _taken(target, holder)
 
 
-class _Present:
+class _Writer:
     """This process as a registered writer of a table; its lock ends with it, however it ends."""
 
-    def __init__(self, place: Path, by: str) -> None:
-        self._folder = place.with_name(f"{_WRITERS_PREFIX}{place.name}")
-        self._job = place.with_name(f"{_LOCK_PREFIX}{place.name}")
-        self._file: int | None = None
-        self._own = self._folder / uuid4().hex
-        self._by = by
-        self._looked_at = {self._own.name}
+    def __init__(self, lock: Path, by: str) -> None:
+        self._lock, self._by = lock, by
+        self._folder = _writers_folder(lock)
+        self._is_registered = False
+        self.own = self._folder / uuid4().hex
+        """Its file among the writers'."""
+        self._checked = {self.own.name}
         self._known: set[str] = set()
-
-    def is_own(self, name: str) -> bool:
-        """Whether a file among the writers' is this process's."""
-        return name == self._own.name
 
     def others(self) -> list[str]:
         """Other writers of the table that were not reported before."""
-        if self._file is None:
-            self._enter()
-        holders = [] if self._job in _ours else [lock_holder(self._job)]
-        added = set(os.listdir(self._folder)) - self._looked_at
-        self._looked_at |= added
+        if not self._is_registered:
+            self._register()
+        holders = [] if self._lock in _ours else [lock_holder(self._lock)]
+        added = set(os.listdir(self._folder)) - self._checked
+        self._checked |= added
         holders += [lock_holder(self._folder / name, remove=True) for name in added]
         new = dict.fromkeys(name for name in holders if name is not None and name not in self._known)
         self._known.update(new)
         return list(new)
 
-    def _enter(self) -> None:
+    def _register(self) -> None:
         self._folder.mkdir(exist_ok=True)
-        # Locked and filled under a name that nobody looks at: an unlocked file is one of a process that has ended.
-        unfinished = self._folder.with_name(f"{self._folder.name}.{self._own.name}")
-        file = os.open(
-            unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
-        )  # which no end of Python complains about
+        # Locked and filled under a name that nobody reads: an unlocked file is one of a process that has ended.
+        unfinished = self._folder.with_name(f"{self._folder.name}.{self.own.name}")
+        file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # open for as long as Python runs
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             os.write(file, f"process {os.getpid()} ({self._by})".encode())
-            unfinished.replace(self._own)
+            unfinished.replace(self.own)
         except OSError:
             os.close(file)
             raise
-        atexit.register(self._own.unlink, missing_ok=True)
-        self._file = file
+        atexit.register(self.own.unlink, missing_ok=True)
+        self._is_registered = True
 
 
-_present: dict[Path, _Present] = {}
-_present_lock = threading.Lock()
+_writers: dict[Path, _Writer] = {}
+_writers_lock = threading.Lock()
 
 
 def warn_of_others(target: str, by: str, location: str | None = None) -> None:
@@ -180,9 +174,8 @@ def warn_of_others(target: str, by: str, location: str | None = None) -> None:
     path = _lock_path(TableRef(target), location)
     if path is None:
         return
-    place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
-    with _present_lock, suppress(OSError):
-        ours = _present[place] = _present.get(place) or _Present(place, by)
+    with _writers_lock, suppress(OSError):
+        ours = _writers[path] = _writers.get(path) or _Writer(path, by)
         for other in ours.others():
             remedy = "on a local disk the commits of two processes can overwrite each other: let one of them end"
             tell(log.warning, "another_writer", target=target, by=by, other=other, remedy=remedy)
@@ -221,3 +214,7 @@ def _lock_path(target: TableRef, location: str | None) -> Path | None:
         return None
     place = ref.local.resolve()
     return place.with_name(f"{_LOCK_PREFIX}{place.name}")
+
+
+def _writers_folder(lock: Path) -> Path:
+    return lock.with_name(f"{_WRITERS_PREFIX}{lock.name.removeprefix(_LOCK_PREFIX)}")

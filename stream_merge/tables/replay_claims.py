@@ -233,17 +233,11 @@ class Claims:
         self._commit(self.table, self._app_id, at + 1, say)
 
     def _commit(self, table: TableRef, app_id: str, version: int, command: Callable[[], None]) -> None:
-        def attempt(_: int) -> None:
-            try:
-                with holding(self.session, committed_as(app_id, version, None)):
-                    command()
-            except Exception as err:
-                lost = retry.conflict(err, target=table, batch_id=None)
-                if lost is None:
-                    raise
-                raise lost from err
+        def command_as() -> None:
+            with holding(self.session, committed_as(app_id, version, None)):
+                command()
 
-        retry.run(attempt, RetryPolicy(), sleep=time.sleep)
+        retry.commit(command_as, RetryPolicy(), target=table)
 
 
 def _replay_id(at: int) -> str:

@@ -9,14 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TypeVar
 
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    stop_after_attempt,
-    stop_before_delay,
-    wait_exponential,
-    wait_random,
-)
+from tenacity import RetryCallState, Retrying, stop_after_attempt, stop_before_delay, wait_exponential, wait_random
 
 from stream_merge.errors import CommitConflictError
 from stream_merge.model.logs import tell
@@ -138,6 +131,21 @@ def run(
         raise
     msg = "tenacity ended without an outcome"
     raise AssertionError(msg)
+
+
+def commit(command: Callable[[], None], policy: RetryPolicy, *, target: str) -> None:
+    """Run a command that commits to a table until it does not lose."""
+
+    def attempt(_: int) -> None:
+        try:
+            command()
+        except Exception as err:
+            lost = conflict(err, target=target, batch_id=None)
+            if lost is None:
+                raise
+            raise lost from err
+
+    run(attempt, policy)
 
 
 def conflict(

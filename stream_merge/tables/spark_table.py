@@ -18,13 +18,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
-from stream_merge.model.snapshot import (
-    FEED_PROPERTY,
-    VECTORS_PROPERTY,
-    CommitRecord,
-    TableSnapshot,
-    metrics_of_history,
-)
+from stream_merge.model.snapshot import FEED_PROPERTY, VECTORS_PROPERTY, CommitRecord, TableSnapshot, metrics_of_history
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import widening
 from stream_merge.shapes.layout import Layout

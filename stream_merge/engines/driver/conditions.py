@@ -15,14 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from stream_merge.engines.driver.values import (
-    check_alike,
-    check_known_type,
-    differ,
-    flat_differ,
-    in_one,
-    is_flat,
-)
+from stream_merge.engines.driver.values import check_alike, check_known_type, differ, flat_differ, in_one, is_flat
 from stream_merge.model import names
 from stream_merge.shapes import clauses
 from stream_merge.shapes.arrow_order import orderable

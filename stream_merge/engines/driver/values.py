@@ -26,20 +26,11 @@ _FLAT: tuple[Callable[[pa.DataType], bool], ...] = (
 """Their types in Arrow."""
 
 
-def differs(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
+def differ(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
     """Whether values at the same position differ; NULL equals NULL, maps compare as in `columns.differs`.
 
-    Requires: no variants and no strings with a collation, which Arrow's types do not show.
+    Requires: arrays of one type (`check_alike`) and length, without variants and strings with a collation.
     """
-    check_alike("the values", one.type, other.type)
-    if len(one) != len(other):
-        msg = f"{len(one)} values and {len(other)} make no pairs; give equally long arrays"
-        raise ValueError(msg)
-    return differ(one, other)
-
-
-def differ(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
-    """`differs` without the checks, for arrays of one type and length."""
     if is_flat(one.type):
         return flat_differ(one, other)
     differing = pc.xor(one.is_valid(), other.is_valid())

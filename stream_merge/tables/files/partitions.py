@@ -8,13 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    BooleanType,
-    DataType,
-    DateType,
-    StringType,
-    StructType,
-)
+from pyspark.sql.types import BooleanType, DataType, DateType, StringType, StructType
 
 from stream_merge.model.snapshot import name_in_files
 from stream_merge.shapes.arrow_order import holds_null_of_partitions

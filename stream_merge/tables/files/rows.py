@@ -32,12 +32,6 @@ _cached: WeakKeyDictionary[LogHandle, tuple[tuple[int, int], pa.Table]] = WeakKe
 """All rows of small tables, with `LogHandle.times_opened` and the version."""
 
 
-def row_count(handle: LogHandle) -> int | None:
-    """Rows at the handle's version, deleted ones included; None where the log does not tell."""
-    counts = handle.files()["num_records"]
-    return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
-
-
 def rows(handle: LogHandle) -> pa.Table:
     """All rows at the handle's version; those of a small table are cached."""
     cached = _cached.get(handle)
@@ -51,8 +45,8 @@ def rows(handle: LogHandle) -> pa.Table:
 
 def rows_with_keys(handle: LogHandle, events: pa.Table, keys: Sequence[str], bounds: KeyBounds) -> pa.Table:
     """The rows that have the keys of events; of a small table perhaps others, too."""
-    count = row_count(handle)
-    if count is not None and count <= MOST_KEPT_ROWS:
+    counts = handle.files()["num_records"]
+    if not counts.null_count and (pc.sum(counts).as_py() or 0) <= MOST_KEPT_ROWS:
         return rows(handle)
     table, touched = _touched(handle, bounds)
     schema, dead = handle.snapshot().schema, DeadRows(table, touched)

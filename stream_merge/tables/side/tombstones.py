@@ -336,19 +336,13 @@ def without_refused(events: DataFrame, hits: Hits | None, layout: Layout, sessio
 def begin(session: SparkSession, spec: MergeSpec, target_id: str, layout: Layout) -> None:
     """Create the tombstones' table of a target; one that belongs to a dropped target is emptied."""
 
-    def attempt(_: int) -> None:
+    def command() -> None:
         with _ONE_BEGINS:
             left_over = spark_table.find(session, spec.tombstone_target)
             if own_log(target_id, left_over) is None:
-                try:
-                    _begin(session, spec, target_id, layout, left_over)
-                except Exception as err:
-                    lost = retry.conflict(err, target=spec.tombstone_target, batch_id=None)
-                    if lost is not None:
-                        raise lost from err
-                    raise
+                _begin(session, spec, target_id, layout, left_over)
 
-    retry.run(attempt, spec.retry)
+    retry.commit(command, spec.retry, target=spec.tombstone_target)
 
 
 def _begin(
@@ -393,7 +387,7 @@ def widen_schema(
         return
     table = spec.tombstone_target
 
-    def attempt(_: int) -> None:
+    def command() -> None:
         now = own_log(target_id, spark_table.find(session, table))
         wanted = None if now is None else _widened(spec, layout, now.schema)
         if now is None or wanted is None:
@@ -401,15 +395,14 @@ def widen_schema(
         try:
             spark_table.rewrite(spark_table.rows(session, table).to(wanted), table)
         except Exception as err:
-            lost = retry.conflict(err, target=table, batch_id=None)
-            if lost is not None:
-                raise lost from err
+            if retry.conflict_class(err) is not None:
+                raise
             msg = f"[WRITE_FAILED] the types of tombstone table {table!r} cannot be widened: {reason(err)}"
             raise MergeFailedError(msg, target=table) from err
         changed = ", ".join(map(str, widening.changes(now.schema, wanted)))
         tell(log.warning, "tombstones_widened", table=table, columns=changed)
 
-    retry.run(attempt, spec.retry)
+    retry.commit(command, spec.retry, target=table)
 
 
 def _widened(spec: MergeSpec, layout: Layout, schema: StructType) -> StructType | None:
