@@ -46,7 +46,7 @@ def decide(
         raise error
     remedy = {"remedy": _REPAIR} if is_repair else {}
     lost = retry.conflict(error, target=target, batch_id=tag.batch_id, **remedy)
-    if lost is not None and retry.VERDICTS[lost.conflict] is retry.Verdict.RETRY:
+    if lost is not None and retry.CONFLICT_KINDS[lost.conflict] is retry.ConflictKind.RETRY:
         raise lost from error
     try:
         report = landed(commits, tag, since=since)

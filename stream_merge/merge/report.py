@@ -136,15 +136,5 @@ def _plan(done: Done, choice: Choice, spec: MergeSpec) -> str:
 def publish(result: MergeResult, metrics: MergeMetrics) -> None:
     """Count and log the result of a call."""
     metrics.observe(result)
-    tell(
-        log.info,
-        "micro_batch_merged",
-        target=result.target,
-        query=result.query,
-        batch_id=result.batch_id,
-        outcome=result.outcome,
-        version=result.version,
-        events=result.events,
-        seconds=result.seconds,
-        attempts=result.attempts,
-    )
+    shown = ("target", "query", "batch_id", "outcome", "version", "events", "seconds", "attempts")
+    tell(log.info, "micro_batch_merged", **{name: getattr(result, name) for name in shown})

@@ -44,20 +44,16 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
     with call.clock.phase("plan"):
         target = call.tables.target.snapshot()
         call.last_commit.expect(session, target, call.delivery)
-        applied = _is_applied(call, target)
-        if applied and target is not None:
-            call.retrying.landed = True
+        applied = target if _is_applied(call, target) else None
+        call.retrying.landed |= applied is not None
         layout = call.layouts.plan(source, target)
         fitness.check_target(session, target, spec, layout)
         check_quarantine(call)
         if target is not None:
             location.expect_here(session, spec, call.tables, target)
-        if call.is_first and spec.tombstones and target is not None:
-            # Before the first write: whether the remembered deletes are in a format that this version reads.
-            own_log(target.table_id, call.tables.tombstones.snapshot())
-    if applied and target is not None:
-        return Applied(layout=layout, target=target)
-    return Prepared(layout=layout, target=target)
+            if call.is_first and spec.tombstones:
+                own_log(target.table_id, call.tables.tombstones.snapshot())  # refuses a format of another version
+    return Prepared(layout=layout, target=target) if applied is None else Applied(layout=layout, target=applied)
 
 
 def check_quarantine(call: BatchCall) -> None:

@@ -65,14 +65,8 @@ class MaintenancePlan:
         self._changed = 0
         age = float("inf") if self._vacuumed_at is None else time.monotonic() - self._vacuumed_at
         vacuum = self._wanted.vacuum and age >= BETWEEN_VACUUMS.total_seconds()
-        result = _maintained(
-            session,
-            self._target,
-            optimize=self._wanted.optimize,
-            vacuum=vacuum,
-            tombstones=self._tombstones,
-            quarantine=self._quarantine,
-        )
+        side_tables = {"tombstones": self._tombstones, "quarantine": self._quarantine}
+        result = _maintained(session, self._target, optimize=self._wanted.optimize, vacuum=vacuum, **side_tables)
         if result.vacuumed:
             self._vacuumed_at = time.monotonic()
         return result
@@ -89,14 +83,11 @@ def maintain(session: SparkSession, target: TableRef, wanted: Maintenance) -> Ma
         if snapshot is None:
             msg = f"[TABLE_NOT_FOUND] there is no Delta table at {target!r}; use a sink's target"
             raise ConfigError(msg, target=target)
-        return _maintained(
-            session,
-            target,
-            optimize=wanted.optimize,
-            vacuum=wanted.vacuum,
-            tombstones=side_location.locate(session, target, snapshot),
-            quarantine=target.quarantine,
-        )
+        side_tables = {
+            "tombstones": side_location.locate(session, target, snapshot),
+            "quarantine": target.quarantine,
+        }
+        return _maintained(session, target, optimize=wanted.optimize, vacuum=wanted.vacuum, **side_tables)
 
 
 def worse(results: Sequence[MaintenanceRun]) -> MaintenanceRun:
@@ -137,13 +128,8 @@ def _run(session: SparkSession, table: TableRef, *, optimize: bool, vacuum: bool
     parts = [(_optimized, optimize), (_purged, optimize), (_vacuumed, vacuum)]
     result = worse([_guarded(part, session, table) for part, wanted in parts if wanted])
     seconds = round(time.perf_counter() - started, 3)
-    tell(
-        log.warning if result.outcome == "failed" else log.info,
-        "table_maintenance",
-        table=table,
-        **asdict(result),
-        seconds=seconds,
-    )
+    say = log.warning if result.outcome == "failed" else log.info
+    tell(say, "table_maintenance", table=table, **asdict(result), seconds=seconds)
     return result
 
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Verdict(Enum):
+class ConflictKind(Enum):
     """What a conflict class says about the commit that lost."""
 
     RETRY = "nothing was written; try again on a fresh table"
@@ -30,17 +30,17 @@ class Verdict(Enum):
     LOOK_UP_FIRST = "this batch's transaction is recorded by somebody, perhaps by this very commit; look before trying"
 
 
-VERDICTS: dict[str, Verdict] = {
-    "ConcurrentWriteException": Verdict.PERHAPS_OURS,
-    "ConcurrentAppendException": Verdict.RETRY,
-    "ConcurrentDeleteReadException": Verdict.RETRY,
-    "ConcurrentDeleteDeleteException": Verdict.RETRY,
+CONFLICT_KINDS: dict[str, ConflictKind] = {
+    "ConcurrentWriteException": ConflictKind.PERHAPS_OURS,
+    "ConcurrentAppendException": ConflictKind.RETRY,
+    "ConcurrentDeleteReadException": ConflictKind.RETRY,
+    "ConcurrentDeleteDeleteException": ConflictKind.RETRY,
     # Delta's check comes before that of transactions: a commit that changes the schema, put again after a lost answer,
     # conflicts with itself by these.
-    "MetadataChangedException": Verdict.PERHAPS_OURS,
-    "ProtocolChangedException": Verdict.PERHAPS_OURS,
-    "ConcurrentTransactionException": Verdict.LOOK_UP_FIRST,
-    "DeltaConcurrentModificationException": Verdict.RETRY,
+    "MetadataChangedException": ConflictKind.PERHAPS_OURS,
+    "ProtocolChangedException": ConflictKind.PERHAPS_OURS,
+    "ConcurrentTransactionException": ConflictKind.LOOK_UP_FIRST,
+    "DeltaConcurrentModificationException": ConflictKind.RETRY,
 }
 """Every class of `delta.exceptions` (4.4.0); a test fails when Delta adds one."""
 
@@ -81,7 +81,7 @@ def conflict_class(error: BaseException) -> str | None:
 
 
 def _known_class(class_name: str, message: str) -> str | None:
-    if class_name in VERDICTS:
+    if class_name in CONFLICT_KINDS:
         return class_name
     code = _CODE.search(message.split("\n", 1)[0])
     return _BY_CODE.get(code.group(1)) if code else None
@@ -171,4 +171,4 @@ def _warn(state: RetryCallState) -> None:
         tell(log.warning, "commit_conflict", target=error.target, batch_id=error.batch_id, **facts)
 
 
-assert set(VERDICTS) == set(CONFLICTS), "results.CONFLICTS and retry.VERDICTS name the same classes"
+assert set(CONFLICT_KINDS) == set(CONFLICTS), "results.CONFLICTS and retry.CONFLICT_KINDS name the same classes"

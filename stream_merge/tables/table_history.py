@@ -16,8 +16,9 @@ from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.explain import find, opened
 from stream_merge.tables.log.handle import LogHandle, record
 from stream_merge.tables.log.live_files import LiveFiles, RemoteLog
-from stream_merge.tables.log.objects import AT_ONCE
 
+_AT_ONCE = 16
+"""Parallel requests."""
 _READ = tuple(b'{"%s"' % action for action in (b"commitInfo", b"add", b"remove"))
 """Lines of a commit that are parsed."""
 
@@ -171,7 +172,7 @@ def table_history(target: str, *, last: int = 1000, storage_options: Mapping[str
 def _commits(table: LogHandle, after: Files, last: int) -> tuple[Commit, ...]:
     """The newest commits, oldest first; each version's files follow from those of the version after it."""
     newest: list[Commit] = []
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
         versions = range(table.version, max(-1, table.version - last), -1)
         commits = threads.map(lambda version: _commit(table, version), versions)
         for commit in commits:

@@ -124,14 +124,8 @@ class Pruning:
             return
         keys = self._outside(version - 1)
         if keys:
-            tell(
-                log.warning,
-                "keys_outside_of_filter",
-                target=self._spec.label,
-                batch_id=batch_id,
-                version=version,
-                keys=list(keys),
-            )
+            where = {"target": self._spec.label, "batch_id": batch_id, "version": version}
+            tell(log.warning, "keys_outside_of_filter", **where, keys=list(keys))
 
     def _outside(self, version: int) -> list[str]:
         """A few of the batch's keys, as JSON, that have rows outside of the filter."""

@@ -56,11 +56,7 @@ def with_clauses(
         elif isinstance(clause, DeleteMissing):
             builder = builder.whenNotMatchedBySourceDelete(when)
         else:
-            values = _assigned(clause.values, layout)
-            if when is None:
-                builder = builder.whenNotMatchedBySourceUpdate(set=values)
-            else:
-                builder = builder.whenNotMatchedBySourceUpdate(when, values)
+            builder = builder.whenNotMatchedBySourceUpdate(when, _assigned(clause.values, layout))
     return builder
 
 

@@ -86,15 +86,9 @@ class Beside:
             report.metrics.get(f"numTargetRowsNotMatchedBySource{what}", 0) for what in ("Deleted", "Updated")
         )
         if removed > self._missing:
-            tell(
-                log.warning,
-                "more_rows_removed_than_counted",
-                target=self._spec.label,
-                batch_id=self._batch_id,
-                version=report.version,
-                counted=self._missing,
-                removed=removed,
-            )
+            facts = {"version": report.version, "counted": self._missing, "removed": removed}
+            where = {"target": self._spec.label, "batch_id": self._batch_id}
+            tell(log.warning, "more_rows_removed_than_counted", **where, **facts)
         return report
 
     def expect_allowed(self) -> tuple[Copied, int]:

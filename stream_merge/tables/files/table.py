@@ -15,10 +15,9 @@ from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.tables.files import vectors
 from stream_merge.tables.files.commit import Commit, ConcurrentWriteException
 from stream_merge.tables.files.compaction import Stored
-from stream_merge.tables.files.copies import CopiedFolder
 from stream_merge.tables.files.data_file import OWN_PREFIX
 from stream_merge.tables.files.find import FILE, POSITION, Candidate
-from stream_merge.tables.files.folder import Folder, Sizes
+from stream_merge.tables.files.folder import CopiedFolder, Folder, Sizes
 from stream_merge.tables.files.footers import Footers
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import Add, LiveFiles, UnreadableLogError, decoded, touched_files

@@ -22,8 +22,7 @@ from pyspark.sql.types import StructType
 
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, metrics_of_history, name_in_files
-from stream_merge.tables.log.freshness import ListedLateError, added, look
-from stream_merge.tables.log.objects import Objects
+from stream_merge.tables.log.freshness import ListedLateError, Objects, added, look
 
 log = logging.getLogger(__name__)
 

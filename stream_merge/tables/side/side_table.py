@@ -96,7 +96,8 @@ class SideTable(ABC, Generic[Rows]):
                 if lost is None:
                     msg = f"[WRITE_FAILED] writing to {self.name!r} for batch {commit.batch_id} failed: {reason(err)}"
                     raise MergeFailedError(msg, target=self.name, batch_id=commit.batch_id) from err
-                if retry.VERDICTS[lost.conflict] is retry.Verdict.LOOK_UP_FIRST and commit.app_id is not None:
+                kind = retry.CONFLICT_KINDS[lost.conflict]
+                if kind is retry.ConflictKind.LOOK_UP_FIRST and commit.app_id is not None:
                     # A blind append reads nothing, so only its own transaction id can be the one recorded:
                     # a twin of this call wrote the same rows, or the answer to this very commit was lost.
                     return
