@@ -54,7 +54,7 @@ export PYSPARK_PYTHON SPARK_HOME
 jars=${jars:-$conf_jars}
 properties=${properties:-${SPARK_CONF_DIR:-$SPARK_HOME/conf}/spark-defaults.conf}
 if [ -z "$jars" ] && grep -qs '^[[:space:]]*spark\.jars[[:space:]=:]' "$properties"; then
-    jars=$("$PYSPARK_PYTHON" -c 'import sys; from stream_merge.spark.defaults import JARS, properties
+    jars=$("$PYSPARK_PYTHON" -c 'import sys; from stream_merge.spark.confs import JARS, properties
 print(properties(open(sys.argv[1], encoding="utf-8", errors="replace").read()).get(JARS, ""))' "$properties") \
         || fail "$PYSPARK_PYTHON has no stream_merge, which reads spark.jars in $properties; set PYSPARK_PYTHON"
 fi

@@ -10,9 +10,8 @@ from stream_merge.errors import (
     StreamMergeError,
 )
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import EventCounts, MergeResult
-from stream_merge.model.settings import Create, Driver, RetryPolicy, Tombstones
+from stream_merge.model.settings import Create, Driver, Maintenance, RetryPolicy, Tombstones
 from stream_merge.router import MergeSinks
 from stream_merge.sink import MergeSink
 from stream_merge.sources.files import read_files

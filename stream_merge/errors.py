@@ -1,4 +1,4 @@
-"""Which errors can leave the sink, and who has to act on each.
+"""Errors that leave the sink, and who has to act on each.
 
     StreamMergeError
     ├── ConfigError (ValueError)    the configuration is wrong: a person changes it
@@ -9,9 +9,7 @@
     ├── RoutedMergeError            some tables of a `MergeSinks` failed: see the error of each
     └── MergeFailedError            the merge failed, and another attempt would not help
 
-Every error means that the caller's micro-batch is not known to be applied, so a streaming query
-must fail and let Spark deliver the batch again.
-
+The caller's micro-batch is then not known to be applied, so a streaming query must fail and let Spark deliver it again.
 A message begins with a stable code in brackets, `[TARGET_REPLACED] …`. The troubleshooting page has a section per code.
 """
 
@@ -53,7 +51,7 @@ class ConfigError(StreamMergeError, ValueError):
     """The sink, the table or the environment cannot work as configured.
 
     Attributes:
-        problems: every problem found, each a sentence with its code and its remedy.
+        problems: every problem, each a sentence with its code and its remedy.
     """
 
     def __init__(

@@ -32,9 +32,8 @@ from stream_merge.spark import columns
 from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import reason, was_cancelled
 from stream_merge.spark.evaluate_once import materialised, release
-from stream_merge.spark.identity import Caller, caller_of
 from stream_merge.spark.jvm import expect_classic, in_session
-from stream_merge.spark.streaming import is_stopping
+from stream_merge.spark.streaming import Caller, caller_named, is_stopping
 from stream_merge.spark.versions import for_thread
 from stream_merge.tables import retry
 from stream_merge.tables.delivery import fingerprint
@@ -48,13 +47,13 @@ Route: TypeAlias = str | int
 OnFailure = Literal["fail", "quarantine"]
 
 _SHOWN = 5
-"""So many unknown values are named in an error."""
-_SET_ASIDE_BEFORE = "the batch was set aside for this table before, and has come again with more events"
+"""Unknown values that an error names."""
+_QUARANTINED_BEFORE = "the batch was set aside for this table before, and has come again with more events"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _All:
-    """The tables together, to those who tell what became of a batch."""
+    """All tables together, in reports of a batch."""
 
     label: str
     target: None = None
@@ -66,7 +65,7 @@ class _Turn:
 
     batch_id: int
     seconds: float
-    """Of its evaluation."""
+    """Duration of its evaluation."""
     may_be_replay: bool
 
 
@@ -80,7 +79,7 @@ class MergeSinks:
     fails under on_failure="fail", the others still get their events, then the batch fails; delivered
     again, it is skipped by id where it is applied. Under on_failure="quarantine" the events of the
     failed table are committed to its sink's quarantine table and the batch goes on. The batch fails all the
-    same where the table may hold the events already (it failed after its commit, or nobody can say), and
+    same where the table may have the events already (it failed after its commit, or that is unknown), and
     where the query was stopped or its jobs were cancelled.
 
     Args:
@@ -95,7 +94,7 @@ class MergeSinks:
         metrics: where they are counted; None: one instance on the default Prometheus registry.
 
     Raises:
-        ConfigError: every problem that can be seen without Spark, at once.
+        ConfigError: every problem that shows without Spark, at once.
     """
 
     def __init__(
@@ -128,17 +127,16 @@ class MergeSinks:
         self._last_failures: dict[Route, Exception] = {}
 
     def __repr__(self) -> str:
-        """Name the routes."""
         return f"MergeSinks({len(self._sinks)} sinks, route_by={self._route_by!r}, on_failure={self._on_failure!r})"
 
     @property
     def last_results(self) -> Mapping[Route, MergeResult]:
-        """What the last call did, for each sink that had events and merged them."""
+        """Results of the last call, by route."""
         return dict(self._last_results)
 
     @property
     def last_failures(self) -> Mapping[Route, Exception]:
-        """Why sinks of the last call could not merge their events."""
+        """Errors of the last call, by route."""
         return dict(self._last_failures)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
@@ -152,36 +150,34 @@ class MergeSinks:
             RoutedMergeError: some tables failed; the others have their events.
         """
         expect_classic(batch_df, target=None, batch_id=batch_id)
-        who = caller_of(batch_df, app_id=self._app_id, name=None)
+        who = caller_named(batch_df, app_id=self._app_id, name=None)
         last, self._last = self._last, (who.identity, batch_id)
         may_be_replay = last is None or last[0] != who.identity or batch_id <= last[1]
         self._last_results, self._last_failures = {}, {}
         metrics, began = self._metrics or default_metrics(), time.perf_counter()
         metrics.prepare(who.query, self._name)
         clock = PhaseClock(current="read")
-        with ExitStack() as held:
+        with ExitStack() as resources:
             with failures_reported(_All(label=self._name), metrics, clock, query=who.query, batch_id=batch_id):
-                routed, found = self._evaluated(batch_df)
-                held.callback(release, routed)
+                routed, counts = self._evaluated(batch_df)
+                resources.callback(release, routed)
                 seconds = time.perf_counter() - began
-                self._before_the_first(routed, at_most=found["received"])
-                if found["unrouted"]:
-                    self._keep_unrouted(routed, batch_id, who, found["unrouted"])
-            routes = sorted(found["routes"], key=list(self._sinks).index)
+                self._before_the_first(routed, at_most=counts["received"])
+                if counts["unrouted"]:
+                    self._quarantine_unrouted(routed, batch_id, who, counts["unrouted"])
+            routes = sorted(counts["routes"], key=list(self._sinks).index)
             self._merge(routed, _Turn(batch_id=batch_id, seconds=seconds, may_be_replay=may_be_replay), routes)
-
-    # -- how ---------------------------------------------------------------------------------
 
     def _before_the_first(self, routed: DataFrame, *, at_most: int) -> None:
         if self._announced:
             return
-        self._expect_different_places(routed)
+        self._expect_different_locations(routed)
         for sink in self._sinks.values():
             sink._calls.announce(routed, at_most=at_most)
         self._announced = True
 
     def _evaluated(self, batch_df: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
-        """The batch, evaluated once, with the route as a column; how many events it has and for whom."""
+        """The batch, evaluated once, with the route as a column; its number of events and their routes."""
         if isinstance(self._route_by, str):
             if self._route_by not in batch_df.columns:
                 msg = (
@@ -208,18 +204,18 @@ class MergeSinks:
         known = columns.column(names.ROUTE_COLUMN).isin(list(self._sinks))
         return ~F.coalesce(known, F.lit(False))
 
-    def _expect_different_places(self, batch_df: DataFrame) -> None:
-        """Two names of one table would share its transaction ids: one sink would skip the other's events."""
-        places: dict[str, Route] = {}
+    def _expect_different_locations(self, batch_df: DataFrame) -> None:
+        """Refuse two names of one table: one sink would skip the other's events by transaction id."""
+        routes: dict[str, Route] = {}
         for route, sink in self._sinks.items():
-            place = sink._calls.location_to_be(batch_df).canonical
-            if place in places:
+            location = sink._calls.location_to_be(batch_df).canonical
+            if location in routes:
                 msg = (
-                    f"[DUPLICATE_SETTING] routes {places[place]!r} and {route!r} have the same table ({place}); give"
-                    " each its own target"
+                    f"[DUPLICATE_SETTING] routes {routes[location]!r} and {route!r} have the same table ({location});"
+                    " give each its own target"
                 )
                 raise ConfigError(msg, target=sink._calls.spec.target)
-            places[place] = route
+            routes[location] = route
 
     def _check_type(self, with_route: DataFrame) -> None:
         dtype = with_route.schema[names.ROUTE_COLUMN].dataType
@@ -232,8 +228,8 @@ class MergeSinks:
             )
             raise ConfigError(msg)
 
-    def _keep_unrouted(self, routed: DataFrame, batch_id: int, who: Caller, count: int) -> None:
-        """Events without a sink: refused, or committed to the quarantine table before any table is merged."""
+    def _quarantine_unrouted(self, routed: DataFrame, batch_id: int, who: Caller, count: int) -> None:
+        """Refuse events without a sink, or commit them to the quarantine table before any table is merged."""
         lost = routed.where(self._is_unrouted())
         values = [row[0] for row in lost.select(names.ROUTE_COLUMN).distinct().limit(_SHOWN + 1).collect()]
         shown = ", ".join(map(repr, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
@@ -272,7 +268,7 @@ class MergeSinks:
             (self._metrics or default_metrics()).set_aside(who.query, self._name, kind, events)
 
     def _merge(self, routed: DataFrame, turn: _Turn, routes: list[Route]) -> None:
-        """Each sink its events, side by side; failures are dealt with when all have ended."""
+        """Merge each sink's events in parallel; failures are handled when all have ended."""
         batch_id = turn.batch_id
         running: dict[Route, Future[MergeResult | None]] = {}
         try:
@@ -293,42 +289,42 @@ class MergeSinks:
                 self._last_results[route] = result
         lost = dict(self._last_failures)
         if self._on_failure == "quarantine":
-            after = {route: self._not_set_aside(routed, batch_id, route, error) for route, error in lost.items()}
+            after = {route: self._quarantine_failed(routed, batch_id, route, error) for route, error in lost.items()}
             lost = {route: error for route, error in after.items() if error is not None}
         if lost:
             raise self._failure(lost, batch_id, len(routes))
 
     def _merge_one(self, routed: DataFrame, turn: _Turn, route: Route) -> MergeResult | None:
-        sink, events = self._sinks[route], self._of(routed, route)
+        sink, events = self._sinks[route], self._events(routed, route)
         began = time.perf_counter() - turn.seconds
         if self._on_failure == "quarantine" and turn.may_be_replay:
             with sink._calls.reading(events, turn.batch_id, began):
-                is_set_aside = sink._calls.is_quarantined(events, turn.batch_id)
-            if is_set_aside:
-                self._tell_set_aside(sink, turn.batch_id, events, MergeFailedError(_SET_ASIDE_BEFORE))
+                is_quarantined = sink._calls.is_quarantined(events, turn.batch_id)
+            if is_quarantined:
+                self._quarantine_batch(sink, turn.batch_id, events, MergeFailedError(_QUARANTINED_BEFORE))
                 return None
         sink._calls.merge(events, turn.batch_id, Intake(calls="routed", began=began))
         return sink.last_result
 
-    def _of(self, routed: DataFrame, route: Route) -> DataFrame:
+    def _events(self, routed: DataFrame, route: Route) -> DataFrame:
         return routed.where(columns.column(names.ROUTE_COLUMN) == F.lit(route)).drop(names.ROUTE_COLUMN)
 
-    def _not_set_aside(self, routed: DataFrame, batch_id: int, route: Route, error: Exception) -> Exception | None:
-        """Quarantine what a sink could not merge; the error that keeps the batch from ending, if there is one."""
+    def _quarantine_failed(self, routed: DataFrame, batch_id: int, route: Route, error: Exception) -> Exception | None:
+        """Quarantine what a sink could not merge; the error that keeps the batch from ending, or None."""
         if is_stopping(routed) or was_cancelled(error):
             return error  # nothing is wrong with the table
-        sink, events = self._sinks[route], self._of(routed, route)
+        sink, events = self._sinks[route], self._events(routed, route)
         if isinstance(error, CommitStateUnknownError) or sink._calls.may_hold(events, batch_id):
             return error  # a replay finds out, and does what was left undone
         try:
-            self._tell_set_aside(sink, batch_id, events, error)
+            self._quarantine_batch(sink, batch_id, events, error)
         except Exception as again:
             again.add_note(f"while events were quarantined that could not be merged: {reason(error)}")
             return again
         return None
 
-    def _tell_set_aside(self, sink: MergeSink, batch_id: int, events: DataFrame, error: Exception) -> None:
-        """Quarantine a batch of a table, as far as it is not there, and say how much of it that was."""
+    def _quarantine_batch(self, sink: MergeSink, batch_id: int, events: DataFrame, error: Exception) -> None:
+        """Quarantine and log a batch of a table, as far as it is not in the quarantine."""
         count = sink._calls.quarantine_batch(events, batch_id, error)
         if count:
             tell(

@@ -9,13 +9,13 @@ from pyspark.sql import Column, DataFrame
 from stream_merge.merge.calls import Calls
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import arguments
-from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.observer import Observer
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import (
     Create,
     Driver,
     Engine,
+    Maintenance,
     MergeSpec,
     OnInvalid,
     RetryPolicy,
@@ -111,13 +111,13 @@ class MergeSink:
             partition_by=arguments.as_names(created.partition_by),
             cluster_by=arguments.as_names(created.cluster_by),
             table_properties=arguments.as_own_mapping(created.properties),
-            change_data_feed=arguments.as_truth(change_data_feed),
+            change_data_feed=arguments.to_bool(change_data_feed),
             schema_evolution=schema_evolution,
             engine=engine,
             retry=RetryPolicy() if retry is None else retry,
             app_id=app_id,
             name=name,
-            single_writer=arguments.as_truth(driver.single_writer),
+            single_writer=arguments.to_bool(driver.single_writer),
             storage_options=None if driver.storage_options is None else arguments.as_mapping(driver.storage_options),
             driver_memory_bytes=driver.memory_bytes,
             maintenance=maintenance,

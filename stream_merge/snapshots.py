@@ -1,4 +1,4 @@
-"""Snapshots by their versions: one after the other into a table, as AUTO CDC FROM SNAPSHOT takes them."""
+"""`merge_versions`: snapshots by their versions, one after the other into a table, as in AUTO CDC FROM SNAPSHOT."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge.errors import ConfigError
 from stream_merge.model.results import MergeResult
 from stream_merge.sink import MergeSink
-from stream_merge.spark.identity import DIRECT, Caller
+from stream_merge.spark.streaming import DIRECT, Caller
 from stream_merge.tables import spark_table
 
 NextVersion: TypeAlias = Callable[[int | None], tuple[DataFrame, int] | None]
-"""From the latest merged version (None: none yet) to the next snapshot and its version; None: there is no more."""
+"""From the latest merged version (None: none) to the next snapshot and its version; None: there is no more."""
 
 
 def merge_versions(sink: MergeSink, spark: SparkSession, next_version: NextVersion) -> list[MergeResult]:
@@ -26,20 +26,20 @@ def merge_versions(sink: MergeSink, spark: SparkSession, next_version: NextVersi
     Args:
         sink: with `shape=Snapshot(…)` and an `app_id`; call it from here alone.
         spark: reads the target.
-        next_version: called again and again, each time with the version that it has given before.
+        next_version: called repeatedly, each time with the version that it returned before.
 
     Returns:
-        What became of each, in their order.
+        The result of each, in their order.
 
     Raises:
-        ConfigError: the sink cannot tell versions, or one does not ascend. Snapshots before it are merged.
+        ConfigError: the sink has no full copies or `app_id`, or one does not ascend. Snapshots before it are merged.
         StreamMergeError: whatever the sink raises; snapshots before it are merged.
     """
     results: list[MergeResult] = []
     target = sink._calls.spec.target
     latest = _latest(sink, spark)
-    while (found := next_version(latest)) is not None:
-        snapshot, version = found
+    while (following := next_version(latest)) is not None:
+        snapshot, version = following
         if not isinstance(version, int) or isinstance(version, bool) or version < 0:
             msg = (
                 f"[INVALID_SETTING] next_version({latest}) returned version {version!r} for {target!r}; return a whole"
@@ -60,11 +60,7 @@ def merge_versions(sink: MergeSink, spark: SparkSession, next_version: NextVersi
 
 
 def _latest(sink: MergeSink, spark: SparkSession) -> int | None:
-    """The version of the last snapshot that the target has; None where there is none.
-
-    Raises:
-        ConfigError: the sink merges no snapshots, or has no `app_id` to know its own by.
-    """
+    """The version of the last snapshot that the target has; None where there is none."""
     spec = sink._calls.spec
     problems = []
     if not spec.is_whole:
@@ -73,6 +69,6 @@ def _latest(sink: MergeSink, spark: SparkSession) -> int | None:
         problems.append("[MISSING_SETTING] merge_versions needs a sink with app_id=, to find the versions it merged")
     if problems:
         raise ConfigError(problems, target=spec.target)
-    found = spark_table.find(spark, spec.target)
+    table = spark_table.find(spark, spec.target)
     app_id = Caller(query=DIRECT, identity=spec.app_id).app_id("target")
-    return None if found is None or app_id is None else found.transaction(app_id)
+    return None if table is None or app_id is None else table.transaction(app_id)

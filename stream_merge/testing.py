@@ -1,4 +1,4 @@
-"""What tests of a job with a sink need: batches from literals, rows back out, replay assertions."""
+"""Helpers for tests of a job with a sink: batches from literals, rows back out, replay assertions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def batch(spark: SparkSession, schema: str, *rows: Sequence[Any]) -> DataFrame:
 
 def target_rows(spark: SparkSession, target: str, *columns: str) -> list[tuple[Any, ...]]:
     """The target's rows as sorted tuples of the given columns; without any, all but the reserved ones."""
-    table = _read(spark, target)
+    table = _loaded(spark.read.format("delta"), target)
     wanted = columns or tuple(name for name in table.columns if not names.is_reserved(name))
     rows = table.select(*(names.quote(name) for name in wanted)).collect()
     return sorted((tuple(row) for row in rows), key=repr)
@@ -65,10 +65,6 @@ def assert_replay_stable(spark: SparkSession, sink: MergeSink, target: str, batc
     if change_rows(spark, target) != feed:
         msg = f"replaying batch {batch_id} added change feed rows to {target!r}"
         raise AssertionError(msg)
-
-
-def _read(spark: SparkSession, target: str) -> DataFrame:
-    return _loaded(spark.read.format("delta"), target)
 
 
 def _loaded(reader: DataFrameReader, target: str) -> DataFrame:

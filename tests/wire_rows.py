@@ -8,13 +8,13 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from stream_merge.sources.databases.postgresql import Modes, PostgreSQL
-from stream_merge.sources.databases.postgresql import connect_schema as postgres_schema
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Format
-from stream_merge.sources.envelopes.debezium import Debezium, row_of
+from stream_merge.sources.envelopes.debezium import Debezium, row_schema
 from stream_merge.sources.envelopes.flattened import Added, Flattened
 from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.postgresql import Modes
+from stream_merge.sources.postgresql import connect_schema as postgres_schema
 from stream_merge.sources.wire import connect_schema
 from stream_merge.sources.wire.connect_json import ConnectJson
 from stream_merge.sources.wire.encodings import Encoding
@@ -162,13 +162,13 @@ PLAIN = {
 
 def debezium_json(declared: Mapping[str, Encoding] | None = None) -> Debezium:
     """Envelopes of PostgreSQL's connector, in Connect's JSON."""
-    return Debezium(wire=ConnectJson(row_of=row_of, declared=declared), database=PostgreSQL())
+    return Debezium(wire=ConnectJson(row_schema=row_schema, declared=declared))
 
 
 def flattened_json(declared: Mapping[str, Encoding]) -> Flattened:
     """The same rows out of their envelopes."""
     added = Added()
-    return Flattened(wire=ConnectJson(row_of=added.row_of, declared=declared), database=PostgreSQL(), added=added)
+    return Flattened(wire=ConnectJson(row_schema=added.row_schema, declared=declared), added=added)
 
 
 def formats() -> dict[str, tuple[Format, dict[str, Encoding], frozenset[str], Callable[[Any, int], Record]]]:

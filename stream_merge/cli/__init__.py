@@ -1,4 +1,4 @@
-"""`stream-merge`: the commands, which need the packages of the extra `cli`."""
+"""`stream-merge`: commands, which need the extra `cli`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ EXTRA = ("kafka", "pydantic", "rich", "typer", "yaml")
 
 
 def main() -> None:
-    """Run the command that the arguments name.
-
-    Raises:
-        SystemExit: with the command's exit code; with 2 where the extra is not installed.
-    """
+    """Run a command; exits with 2 where the extra is not installed."""
     try:
         from stream_merge.cli.app import run  # noqa: PLC0415 - fails without the extra
     except ModuleNotFoundError as err:

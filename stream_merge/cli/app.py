@@ -1,8 +1,7 @@
-"""All commands; every error that a person can act on is one sentence and an exit code.
+"""All commands.
 
-Exit codes: 0 done, or stopped after a micro-batch by Ctrl-C or SIGTERM; 1 the demo's table is not what it must be,
-or Spark failed; 2 the settings or the environment have to change; 3 the data has to change; 4 run the same command
-again; 130 interrupted in the middle.
+Exit codes: 0 done, or stopped after a micro-batch by Ctrl-C or SIGTERM; 1 the demo's table is wrong, or Spark failed;
+2 change settings or environment; 3 change the data; 4 run the command again; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ app.add_typer(watching.app)
 
 
 def run() -> None:
-    """Run the command that the arguments name."""
+    """Run a command."""
     with panics_in_the_log():
         app()
 

@@ -1,8 +1,7 @@
-"""Keep panics of delta-rs off the screen: Rust writes them to the standard error of the process, past Python.
+"""Moves panics of delta-rs from the screen to the log: Rust writes them to descriptor 2, past Python.
 
-Its hook can be replaced from Rust alone. So a command, whose process is its own, gives Python's `sys.stderr` a
-descriptor of its own and reads what others write to descriptor 2; a library must not. The error itself reaches Python
-as an exception, and the batch goes to Spark with a warning.
+Only Rust can replace its hook. So a command gives Python's `sys.stderr` another descriptor and reads descriptor 2; a
+library must not. The error itself reaches Python as an exception.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ _log = logging.getLogger(__name__)
 _STDERR = 2
 _FIRST_LINE, _LAST_LINE = re.compile(rb"thread '.*panicked at "), b"note: "
 _MOST_LINES = 200
-"""Of a panic; where its last line is another one, all that others say would be lost."""
+"""Longest panic, in case its last line is another one."""
 
 
 @contextmanager
 def panics_in_the_log() -> Iterator[None]:
-    """Log panics of Rust at DEBUG, pass all else on; does nothing where RUST_BACKTRACE=full asks to see them."""
+    """Log panics of Rust at DEBUG and forward other lines; nothing with RUST_BACKTRACE=full."""
     if os.environ.get("RUST_BACKTRACE") == "full" or sys.stderr is None:
         yield
         return
-    os.environ["RUST_BACKTRACE"] = "1"  # without one, the first panic alone has a last line that is known
+    os.environ["RUST_BACKTRACE"] = "1"  # without, only the first panic has a known last line
     before, screen = sys.stderr, os.dup(_STDERR)
     read_end, write_end = os.pipe()
     os.dup2(write_end, _STDERR)
@@ -43,7 +42,7 @@ def panics_in_the_log() -> Iterator[None]:
         yield
     finally:
         sys.stderr = before
-        os.dup2(screen, _STDERR)  # was the last to hold the pipe's other end, unless a child process lives on
+        os.dup2(screen, _STDERR)  # closes the pipe's other end, unless a child process lives on
         pump.join(timeout=1)
 
 
@@ -54,7 +53,7 @@ def _forward(read_end: int, screen: int) -> None:
 
 
 def without_panics(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines that belong to no panic, and to no blank line before one."""
+    """The lines without panics and blank lines before them."""
     panic: list[bytes] = []
     blank: list[bytes] = []
     for line in lines:

@@ -1,1 +1,1 @@
-"""A change stream made up on the spot, merged for real, and checked against a second opinion."""
+"""`stream-merge demo`: a generated change stream, merged and compared with the expected table."""

@@ -1,8 +1,7 @@
-"""Change events of an imaginary order table, delivered the way real streams deliver: late, twice, out of order, broken.
+"""Generated change events of an order table, delivered late, twice, out of order and broken.
 
-The history of the table is in order and every change has a log sequence number (`lsn`) of its own, so
-two different events never tie: what the table must look like in the end does not depend on how the
-stream is cut into micro-batches. Only the delivery is disordered.
+Each change has its own log sequence number (`lsn`), so two different events never tie, and the final table does not
+depend on how the stream is cut into micro-batches.
 """
 
 from __future__ import annotations
@@ -41,14 +40,13 @@ _STATUSES = ("placed", "paid", "packed", "shipped", "delivered", "returned")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One change of one order; a delete carries only its key."""
+    """A change of an order; a delete has only its key."""
 
     id: int | None
-    """The key; None in a broken event."""
+    """Key; None in a broken event."""
     lsn: int | None
-    """The sequence: position in the source's log; None in a broken event."""
+    """Sequence; None in a broken event."""
     op: Op
-    """Created, updated, deleted."""
     customer: str | None = None
     status: str | None = None
     total_cents: int | None = None
@@ -62,23 +60,18 @@ class Event:
         """The event of a line that `to_json` wrote."""
         return cls(**json.loads(line))
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether the event lacks what the contract demands."""
-        return self.id is None or self.lsn is None
-
 
 @dataclass(kw_only=True, slots=True)
 class History:
-    """The source table as its own log tells it: what is alive, what was deleted, where the log ends."""
+    """State of the source table: live keys, deleted keys, end of its log."""
 
     alive: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
     last_lsn: int = 0
 
     @classmethod
-    def of(cls, delivered: Iterable[Event]) -> History:
-        """The history behind events that were delivered in whatever order."""
+    def replay(cls, delivered: Iterable[Event]) -> History:
+        """The history that led to these events, in any order."""
         newest: dict[int, tuple[int, Op]] = {}
         for event in delivered:
             if event.id is not None and event.lsn is not None:
@@ -92,21 +85,21 @@ class History:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disorder:
-    """What is difficult about events in the order of their delivery."""
+    """Counts of difficult events, in the order of delivery."""
 
     upserts: int = 0
     deletes: int = 0
     late: int = 0
-    """Came after a newer event of their key."""
+    """Delivered after a newer event of their key."""
     revenants: int = 0
-    """Late upserts whose key was deleted by what came before them."""
+    """Late upserts of a key that was deleted before."""
     repeated: int = 0
-    """Exact copies of what was delivered before."""
+    """Copies of events delivered before."""
     broken: int = 0
 
     @classmethod
-    def of(cls, delivered: Iterable[Event]) -> Disorder:
-        """Count while the events pass by."""
+    def count(cls, delivered: Iterable[Event]) -> Disorder:
+        """The counts of these events."""
         counts: Counter[str] = Counter()
         newest: dict[int, tuple[int, Op]] = {}
         seen: set[int] = set()
@@ -126,16 +119,9 @@ class Disorder:
 
 
 def deliveries(*, seed: int, events: int, keys: int, after: History) -> list[Event]:
-    """Make up what happens next to the table and deliver it in disorder.
+    """The next events after a history, with duplicates and broken ones, in the order of delivery.
 
-    Args:
-        seed: the same seed after the same history gives the same events.
-        events: how many are delivered, duplicates and broken ones included.
-        keys: how many different orders there may be.
-        after: what has happened before; it is not changed.
-
-    Returns:
-        The events in the order of delivery.
+    The same seed and history give the same events.
     """
     rng = random.Random(f"{seed}/{after.last_lsn}")
     broken = max(_FEWEST_BROKEN, round(events * _BROKEN))
@@ -148,7 +134,7 @@ def deliveries(*, seed: int, events: int, keys: int, after: History) -> list[Eve
 
 
 def cut(events: Sequence[Event], pieces: int) -> list[list[Event]]:
-    """The events in at most so many consecutive pieces of nearly equal size, none empty."""
+    """At most `pieces` consecutive slices of nearly equal size, none empty."""
     size, longer = divmod(len(events), pieces)
     rest = iter(events)
     sizes = (size + (piece < longer) for piece in range(pieces))
@@ -156,7 +142,7 @@ def cut(events: Sequence[Event], pieces: int) -> list[list[Event]]:
 
 
 def share(seed: int, events: Sequence[Event], writers: int) -> list[list[Event]]:
-    """Deal the events to writers at random, so that every writer meets every key."""
+    """The events of each writer, dealt at random: every writer gets every key."""
     rng = random.Random(f"share/{seed}")
     hands: list[list[Event]] = [[] for _ in range(writers)]
     for event in events:
@@ -165,7 +151,6 @@ def share(seed: int, events: Sequence[Event], writers: int) -> list[list[Event]]
 
 
 def _changes(rng: random.Random, count: int, keys: int, after: History) -> Iterable[Event]:
-    """What happens to the table, in the order in which it happens."""
     alive, dead = sorted(after.alive), sorted(after.dead)
     unused = [key for key in range(1, keys + 1) if key not in after.alive and key not in after.dead]
     rng.shuffle(unused)
@@ -185,7 +170,7 @@ def _changes(rng: random.Random, count: int, keys: int, after: History) -> Itera
 
 
 def _disorder(rng: random.Random, changes: Sequence[Event]) -> list[tuple[float, Event]]:
-    """When each change is delivered, in units of one change."""
+    """Each change with its time of delivery, in units of one change."""
     due = [place + rng.gauss(0, _JITTER) for place in range(len(changes))]
     newest: dict[int | None, int] = {}
     for place, change in enumerate(changes):

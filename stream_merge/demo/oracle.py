@@ -1,7 +1,6 @@
-"""What the table must look like: a second opinion that shares no code with the sink.
+"""The expected table, computed without the sink's code.
 
-It reads the change files with nothing but Python and needs only one sentence: of the valid events of
-a key the one with the greatest sequence counts, and the row is there unless that event is a delete.
+Of a key's valid events the one with the greatest sequence counts; the row exists unless that event is a delete.
 """
 
 from __future__ import annotations
@@ -9,45 +8,44 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 Row = tuple[Any, ...]
 
 STORED = ("id", "lsn", "customer", "status", "total_cents")
-"""Columns of the table, the order of every row here."""
+"""Columns of the table, in the order of `Row`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What must be there once every event has been merged, in whatever order and however often."""
+    """The state after every event was merged, in any order and any number of times."""
 
     rows: Mapping[int, Row]
-    """Key to row."""
+    """By key."""
     received: int
-    """Events in the files, broken ones and duplicates included."""
+    """Events in the files, with broken ones and duplicates."""
     quarantined: Mapping[tuple[str, ...], int]
-    """Sorted reasons to number of events."""
+    """Events by their sorted reasons."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """How a table differs from what is expected."""
+    """Differences between a table and the expected state."""
 
     missing: tuple[Row, ...] = ()
     unexpected: tuple[Row, ...] = ()
     other: tuple[tuple[Row, Row], ...] = ()
-    """Expected and found row of the same key."""
-    twice: tuple[int, ...] = field(default=())
-    """Keys that the table holds more than once."""
+    """Expected and actual row of a key."""
+    twice: tuple[int, ...] = ()
+    """Keys with several rows."""
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
         return bool(self.missing or self.unexpected or self.other or self.twice)
 
 
 def expected(lines: Iterable[str]) -> Expected:
-    """Fold change events, given as lines of JSON in any order, into the table they lead to."""
+    """The state that change events lead to, given as lines of JSON in any order."""
     newest: dict[int, dict[str, Any]] = {}
     reasons: Counter[tuple[str, ...]] = Counter()
     received = 0
@@ -65,11 +63,11 @@ def expected(lines: Iterable[str]) -> Expected:
     return Expected(rows=rows, received=received, quarantined=reasons)
 
 
-def compare(wanted: Expected, found: Iterable[Row]) -> Difference:
-    """Hold the table's rows, in the order of `STORED`, against the expected ones."""
+def compare(wanted: Expected, rows: Iterable[Row]) -> Difference:
+    """The differences between the table's rows and the expected ones."""
     table: dict[int, Row] = {}
     twice: list[int] = []
-    for row in found:
+    for row in rows:
         if row[0] in table:
             twice.append(row[0])
         table[row[0]] = row

@@ -1,1 +1,1 @@
-"""Processes that run queries: the only place where sources meet the sink."""
+"""Processes that run queries: sources and sinks together."""

@@ -1,4 +1,4 @@
-"""What a batch means for a table, as job files and clause files say it: a shape's name, or clauses of one's own."""
+"""Shapes in job files and clause files: a name, or own clauses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stream_merge import shapes
 from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.units import Model, Names
 from stream_merge.shapes import Clauses, Shape
-from stream_merge.shapes.written import Then
+from stream_merge.shapes.clause_builders import Then
 
 
 class ClauseSettings(Model):
@@ -27,13 +27,7 @@ class ClauseSettings(Model):
     values: Mapping[str, str] | None = Field(default=None, alias="set")
     """Column of the target -> its value. None: every stored column of the event."""
     left_out: Names = Field(default=(), alias="except")
-    """Where every column is assigned: all but these."""
-
-    def clause(self) -> Then:
-        """As the shape takes it."""
-        return Then(
-            kind=self.when, action=self.then, condition=self.condition, values=self.values, except_=self.left_out
-        )
+    """Columns that are not assigned where `set` is missing."""
 
 
 class ClausesSettings(Model):
@@ -42,12 +36,13 @@ class ClausesSettings(Model):
     clauses: tuple[ClauseSettings, ...]
 
     def shape(self) -> Clauses:
-        """Ready for a sink.
-
-        Raises:
-            ConfigError: with every problem that shows without source and target.
-        """
-        return Clauses([one.clause() for one in self.clauses])
+        """The shape. Raises `ConfigError` with all problems that need neither source nor target."""
+        return Clauses(
+            [
+                Then(kind=one.when, action=one.then, condition=one.condition, values=one.values, except_=one.left_out)
+                for one in self.clauses
+            ]
+        )
 
     @model_validator(mode="after")
     def _make_a_merge(self) -> ClausesSettings:
@@ -68,23 +63,15 @@ ShapeSettings = Annotated[
 """A name of `shapes.known_shapes`, or `clauses:`."""
 
 
-def of_settings(given: str | ClausesSettings) -> Shape:
-    """The shape.
-
-    Raises:
-        KeyError: there is none of that name.
-    """
-    return shapes.of_name(given) if isinstance(given, str) else given.shape()
+def shape_from_settings(given: str | ClausesSettings) -> Shape:
+    """The shape; raises `KeyError` for an unknown name."""
+    return shapes.from_name(given) if isinstance(given, str) else given.shape()
 
 
 def read_clauses(path: str | Path) -> Clauses:
-    """The clauses of a file: YAML, a list of them or `clauses:` with one.
-
-    Raises:
-        ConfigError: every problem at once, each with its place in the file.
-    """
+    """The clauses of a YAML file: a list, or `clauses:` with one. Raises `ConfigError` with all problems."""
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as err:
         msg = f"[CANNOT_READ_FILE] clause file {str(path)!r} cannot be read: {err.strerror}"
         raise ConfigError(msg) from err
@@ -92,14 +79,14 @@ def read_clauses(path: str | Path) -> Clauses:
         msg = f"[CANNOT_READ_FILE] clause file {str(path)!r} is not YAML: {' '.join(str(err).split())}"
         raise ConfigError(msg) from err
     try:
-        settings = ClausesSettings.model_validate({"clauses": found} if isinstance(found, list) else found)
+        settings = ClausesSettings.model_validate({"clauses": content} if isinstance(content, list) else content)
     except ValidationError as err:
-        problems = [line for error in err.errors(include_url=False, include_input=False) for line in problems_of(error)]
-        raise ConfigError([located(str(path), problem) for problem in problems]) from None
+        errors = err.errors(include_url=False, include_input=False)
+        raise ConfigError([located(str(path), text) for one in errors for text in validation_problems(one)]) from None
     return settings.shape()
 
 
-_SAID = {
+_MESSAGES = {
     "extra_forbidden": "[UNKNOWN_SETTING] {place} is not a setting",
     "missing": "[MISSING_SETTING] {place} is missing",
     "model_type": "[INVALID_SETTING] {place} must be a mapping of settings to values",
@@ -112,15 +99,15 @@ _SAID = {
 """pydantic's error type -> message."""
 
 
-def problems_of(error: ErrorDetails) -> list[str]:
-    """A message for each problem that pydantic found, with the setting's place behind its code."""
+def validation_problems(error: ErrorDetails) -> list[str]:
+    """The messages of a pydantic error, with the setting's name after the code."""
     place = ".".join(map(str, error["loc"])) or "the file"
-    said = _SAID.get(error["type"])
-    if said is not None:
-        return [said.format(place=place, **error.get("ctx", {}))]
-    said = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
-    said = said.replace("valid tuple", "list").replace("valid dictionary", "mapping")
+    message = _MESSAGES.get(error["type"])
+    if message is not None:
+        return [message.format(place=place, **error.get("ctx", {}))]
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    message = message.replace("valid tuple", "list").replace("valid dictionary", "mapping")
     return [
         located(place, line) if line.startswith("[") else f"[INVALID_SETTING] {place}: {line}"
-        for line in said.splitlines()
+        for line in message.splitlines()
     ]

@@ -1,4 +1,4 @@
-"""Names options or settings, as the reader has written them, where a sentence of the sink names Python arguments."""
+"""Replaces Python arguments in the sink's messages by command-line options or job-file settings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 
-from stream_merge.model.maintenance import Maintenance
-from stream_merge.model.settings import Create, Driver, Tombstones
+from stream_merge.model.settings import Create, Driver, Maintenance, Tombstones
 from stream_merge.shapes import Changes, Clauses, InsertOnly, Snapshot
 from stream_merge.sink import MergeSink
 
@@ -23,7 +22,7 @@ _SINK = re.compile(
     | (?<![\w.-]) (?P<name>{_ANY}) =
         (?P<value> '[^']*' | "[^"]*" | \[[^]]*] | (?P<call>\w+)\((?P<inside>[^()]*)\) | [\w.…-]+ )?
     | (?<![\w.-]) (?P<word>{"|".join(name for name in sorted(_ARGUMENTS) if "_" in name)}) (?![\w`.-])
-    | (?:^|(?<=[;\]][ ])) (?P<first>{_ANY}) (?=[ ](?:is|must|holds|names|sets)\b)   # as an argument, only here
+    | (?:^|(?<=[;\]][ ])) (?P<first>{_ANY}) (?=[ ](?:is|must|holds|names|sets)\b)   # only here an argument
     """,
     re.VERBOSE,
 )
@@ -64,16 +63,16 @@ def as_settings(query: str, text: str) -> str:
 
 
 def _spelled(text: str, names: Mapping[str, str], write: Callable[[str, str], str]) -> str:
-    def replaced(found: re.Match[str]) -> str:
-        value = found["value"] or ""
-        name = found["name"] or found["word"] or found["first"]
+    def replaced(match: re.Match[str]) -> str:
+        value = match["value"] or ""
+        name = match["name"] or match["word"] or match["first"]
         if name is None:
-            return found.group()
-        if name not in names:  # what only Python has
-            return f"{found.group()} (in Python)" if value else found.group()
-        if found["call"] in _SHAPES:
-            inside = found["inside"] if found["inside"] != "…" else ""
-            return " ".join(filter(None, (write(names[name], _SHAPES[found["call"]]), _spelled(inside, names, write))))
+            return match.group()
+        if name not in names:  # only in Python
+            return f"{match.group()} (in Python)" if value else match.group()
+        if match["call"] in _SHAPES:
+            inside = match["inside"] if match["inside"] != "…" else ""
+            return " ".join(filter(None, (write(names[name], _SHAPES[match["call"]]), _spelled(inside, names, write))))
         return write(names[name], value)
 
     return _SINK.sub(replaced, text)

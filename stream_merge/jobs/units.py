@@ -1,4 +1,4 @@
-"""How settings of a job file are written: sizes, durations, names, paths."""
+"""Types of job-file settings: sizes, durations, names, paths."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def _bytes(value: Any) -> Any:
     """`256 MiB` or a number of bytes."""
     if not isinstance(value, str):
         return value
-    found = _SIZE.fullmatch(value.strip())
-    if found is None:
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
         msg = f"{value!r} is not a size; write a number of bytes, or one with KiB, MiB, GiB, kB, MB or GB"
         raise ValueError(msg)
-    return int(float(found["number"]) * _UNITS[(found["unit"] or "b").lower()])
+    return int(float(match["number"]) * _UNITS[(match["unit"] or "b").lower()])
 
 
 def _seconds(value: Any) -> Any:
     """`500 ms`, `1 second`, `5 m`, `30 days` or a number of seconds."""
     if not isinstance(value, str):
         return value
-    found = _DURATION.fullmatch(value.strip())
-    if found is None:
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
         msg = f"{value!r} is not a duration; write a number with ms, s, minutes, hours or days"
         raise ValueError(msg)
-    unit = (found["unit"] or "s").lower()
-    seconds = float(found["number"]) * _SECONDS["ms" if unit == "ms" else unit[0]]
+    unit = (match["unit"] or "s").lower()
+    seconds = float(match["number"]) * _SECONDS["ms" if unit == "ms" else unit[0]]
     if seconds > _LONGEST:
         msg = f"{value!r} must be at most 10,000 years"
         raise ValueError(msg)
@@ -49,9 +49,9 @@ def _seconds(value: Any) -> Any:
 
 
 def seconds_by_unit(value: Any) -> Any:
-    """As `_seconds`, where a number alone would be taken for something else."""
-    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if isinstance(value, int | float) or (found is not None and found["unit"] is None):
+    """`_seconds` of a value with a unit."""
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if isinstance(value, int | float) or (match is not None and match["unit"] is None):
         msg = f"{value!r} has no unit; write '{value} days', or with s, minutes or hours"
         raise ValueError(msg)
     return _seconds(value)
@@ -64,7 +64,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isin
 
 
 def absolute_path(location: str, folder: Path | None) -> str:
-    """A path without a scheme, made absolute: `~` is the home, and a relative one begins in the job file's folder."""
+    """A location; paths without scheme are absolute, from `~` or the job file's folder."""
     path = os.path.expanduser(location)
     if not path or urlparse(path).scheme or folder is None:
         return path
@@ -72,7 +72,7 @@ def absolute_path(location: str, folder: Path | None) -> str:
 
 
 def absolute_target(name: str, folder: Path | None) -> TableRef:
-    """A path, made absolute; a catalog name stays."""
+    """A table; paths are absolute."""
     ref = TableRef(name)
     if ref.path is None or urlparse(ref.path).scheme:
         return ref
@@ -93,6 +93,6 @@ Target = Annotated[
 
 
 class Model(BaseModel):
-    """Settings that are checked when they are read; an unknown one is an error."""
+    """Immutable settings; an unknown one is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

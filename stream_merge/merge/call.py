@@ -20,7 +20,7 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.matching import Layouts
-from stream_merge.spark.identity import Caller
+from stream_merge.spark.streaming import Caller
 from stream_merge.tables.delivery import Delivery
 from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.maintenance import MaintenancePlan

@@ -41,8 +41,8 @@ from stream_merge.spark.confs import (
     WHOLE_READS,
 )
 from stream_merge.spark.errors import reason, spark_errors_unlogged
-from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.jvm import expect_classic, in_session, owned_session, same_session
+from stream_merge.spark.streaming import Caller, caller
 from stream_merge.tables import locks, retry
 from stream_merge.tables.delivery import Noted, fingerprint, query_delivery
 from stream_merge.tables.last_commit import LastCommit

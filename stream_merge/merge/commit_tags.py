@@ -12,7 +12,7 @@ from stream_merge.engines.base import CommitTag
 from stream_merge.model import names
 from stream_merge.model.snapshot import FINGERPRINT, TableSnapshot, is_applied
 from stream_merge.model.table_ref import TableRef
-from stream_merge.spark.identity import Caller
+from stream_merge.spark.streaming import Caller
 from stream_merge.tables.side import quarantine
 from stream_merge.tables.side.side_table import Judge, Runner, SideCommit
 

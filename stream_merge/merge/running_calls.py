@@ -15,7 +15,7 @@ from stream_merge.model.locations import local_path
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.source_batch import Calls
 from stream_merge.model.table_ref import TableRef
-from stream_merge.spark.identity import Caller
+from stream_merge.spark.streaming import Caller
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What sinks did, as numbers that Prometheus scrapes."""
+"""Prometheus metrics of sinks."""
 
 from stream_merge.metrics.health import Health
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics

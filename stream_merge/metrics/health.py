@@ -1,8 +1,7 @@
-"""Whether a process is alive, and whether its streaming queries are ready: what an orchestrator asks.
+"""Liveness and readiness of a process, for orchestrators.
 
-Alive fails only where a restart helps: the JVM is gone or has not answered for minutes. A broker that is away, a query
-that waits for its next attempt and a first micro-batch of half an hour are no reason. Ready means that each query runs,
-and that none has been in one trigger for longer than its newest ones explain.
+Liveness fails only where a restart helps: the JVM is gone or has not answered for minutes. Readiness means that each
+query runs, and that none has been in one trigger for longer than its newest ones explain.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from stream_merge.spark.streaming import Look, look_at_queries
 
 LOOK_SECONDS = 2.0
 _NO_ANSWER_SECONDS = 300.0
-"""For the JVM: longer than its longest garbage collection."""
+"""Longer than the JVM's longest garbage collection."""
 _TRIGGER_SECONDS = 300.0
-"""What any trigger may take; beyond it, three times the longest of the newest ones."""
+"""Any trigger may take this long; longer ones three times the longest of the newest."""
 _NEWEST = 20
 
 RUNS, ENDED = "runs", "ended"
@@ -33,13 +32,13 @@ class _Followed:
     """One run of a query."""
 
     progress: str | None = None
-    """When its newest trigger with events began, as Spark writes it."""
+    """Start of its newest trigger with events, as Spark writes it."""
     moved_at: float | None = None
-    """When it was last seen to get on, by the monotonic clock; None: it has not ended a trigger."""
+    """Monotonic time of its newest observed progress; None: it has not ended a trigger."""
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST))
     """Seconds of its newest triggers."""
 
-    def look(self, look: Look, now: float) -> None:
+    def update(self, look: Look, now: float) -> None:
         has_moved = look.progress is not None and look.progress != self.progress
         if has_moved:
             self.progress = look.progress
@@ -47,7 +46,7 @@ class _Followed:
         if has_moved or look.is_waiting:
             self.moved_at = now
 
-    def said(self, now: float) -> str:
+    def state(self, now: float) -> str:
         if self.moved_at is None:
             return "starting"
         most = max(_TRIGGER_SECONDS, 3 * max(self.durations, default=0.0))
@@ -56,18 +55,18 @@ class _Followed:
 
 
 class Health:
-    """What `/livez` and `/readyz` say; a thread looks at the queries every 2 s.
+    """State behind `/livez` and `/readyz`; a thread checks the queries every 2 s.
 
     Args:
         session: follow all streaming queries of its JVM; None: none before `follow`.
-        now: seconds on a clock that never goes back.
+        now: monotonic clock in seconds.
     """
 
     def __init__(self, session: SparkSession | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
         self._followed: dict[str, tuple[str, _Followed]] = {}
-        """Run id -> query name, and what was seen of it."""
+        """Run id -> query name and its progress."""
         self._states: Callable[[], Mapping[str, str]] | None = None
         self._looked_at: float | None = None
         self._is_gone = False
@@ -76,19 +75,19 @@ class Health:
             self.follow(session)
 
     def follow(self, session: SparkSession, states: Callable[[], Mapping[str, str]] | None = None) -> SparkSession:
-        """Look at the streaming queries of a session's JVM from now on, and give it back.
+        """Check the streaming queries of a session's JVM from now on; returns the session.
 
         Args:
             session: any of the JVM.
-            states: of the queries that there have to be, by name: `runs` where Spark can be asked, `ended`, or why it
-                does not run. None: whatever runs, and at least one.
+            states: of the expected queries, by name: `runs` where Spark can be asked, `ended`, or why it does not run.
+                None: all that run, at least one.
         """
         self._states, self._looked_at = states, self._now()
         threading.Thread(target=self._run, args=(session,), name="stream-merge-health", daemon=True).start()
         return session
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._over.set()
 
     def problem(self) -> str | None:
@@ -99,23 +98,23 @@ class Health:
         return None if silent <= _NO_ANSWER_SECONDS else f"the JVM has not answered for {silent:.0f} s"
 
     def ready(self) -> tuple[bool, str]:
-        """Whether all queries are, and a line for each."""
+        """Whether all queries are ready, and a line for each."""
         if (problem := self.problem()) is not None:
             return False, problem
         now = self._now()
         with self._lock:
-            seen = {name: followed.said(now) for name, followed in self._followed.values()}
+            states = {name: followed.state(now) for name, followed in self._followed.values()}
         if self._states is not None:
-            told = self._states()
-            seen = {name: seen.get(name, "starting") if state == RUNS else state for name, state in told.items()}
-        is_ready = bool(seen) and all(state in ("ready", ENDED) for state in seen.values())
-        return is_ready, "\n".join(f"{name}: {state}" for name, state in seen.items()) or "starting"
+            expected = self._states().items()
+            states = {name: states.get(name, "starting") if state == RUNS else state for name, state in expected}
+        is_ready = bool(states) and all(state in ("ready", ENDED) for state in states.values())
+        return is_ready, "\n".join(f"{name}: {state}" for name, state in states.items()) or "starting"
 
     def _run(self, session: SparkSession) -> None:
         while not self._over.wait(LOOK_SECONDS):
             try:
                 looks = None if session.sparkContext._jsc is None else look_at_queries(session)
-            except (Py4JError, OSError):  # a query that ended meanwhile is not there; a JVM that is gone says so again
+            except (Py4JError, OSError):  # a query that ended meanwhile, or a JVM that is gone
                 self._is_gone = not _answers(session)
                 continue
             if looks is None:
@@ -126,7 +125,7 @@ class Health:
                 before, self._followed = self._followed, {}
                 for look in looks:
                     name, followed = before.get(look.run_id, (look.name, _Followed()))
-                    followed.look(look, self._looked_at)
+                    followed.update(look, self._looked_at)
                     self._followed[look.run_id] = (name, followed)
 
 

@@ -1,8 +1,4 @@
-"""What a sink did, as numbers that Prometheus can scrape.
-
-`catalogue` says what is exported. All numbers of a registry change under one lock,
-one micro-batch at a time, so that a scrape never sees half a batch and the ledger adds up in it.
-"""
+"""The metrics of a registry, changed under one lock: a scrape never sees half a batch, and the ledger adds up."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from math import inf
-from threading import Lock
+from threading import Lock, RLock
 from typing import ParamSpec, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -21,39 +17,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from stream_merge.metrics.catalogue import (
-    ATTEMPTS,
-    AWAITING_FILES,
-    BACKOFF,
-    BATCH_DURATION,
-    BATCHES,
-    BUCKETS_SECONDS,
-    CATALOGUE,
-    DELETED_SHARE,
-    DRIVER_REFUSALS,
-    EVENTS,
-    FAILED,
-    LAST_COMMIT,
-    LAST_VERSION,
-    LOST_COMMITS,
-    MAINTENANCE,
-    MAINTENANCE_ADDED,
-    MAINTENANCE_REMOVED,
-    MERGES,
-    OF_DELTA,
-    OTHER,
-    PHASE_SECONDS,
-    QUARANTINED,
-    RECEIVED,
-    RETRIES_EXHAUSTED,
-    TIES,
-    TOPIC_DELAY,
-    TOPIC_LAG,
-    UNKNOWN_DELTA_METRICS,
-    UNKNOWN_FIELDS,
-    Instrument,
-)
-from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
+from stream_merge.metrics import catalogue as M
+from stream_merge.metrics.catalogue import Instrument, Type
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FATES, EventCounts, FailedBatch, MergeResult
 
@@ -66,10 +31,7 @@ P = ParamSpec("P")
 
 
 def _never_fails_a_batch(method: Callable[P, None]) -> Callable[P, None]:
-    """Log what goes wrong in `method` instead of raising it.
-
-    The merge is committed by then: an error here would make Spark deliver an applied batch again.
-    """
+    """Log errors of `method`: the merge is committed, and Spark would deliver its batch again."""
 
     @wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -94,79 +56,77 @@ class MergeMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self._numbers = _numbers_of(REGISTRY if registry is None else registry)
+        self._numbers = _registered_numbers(REGISTRY if registry is None else registry)
 
     @_never_fails_a_batch
     def prepare(self, query: str, target: str) -> None:
-        """Make every series of a sink exist at 0: Prometheus cannot see a counter rise that starts above it."""
+        """Create every series of a sink at 0: Prometheus misses the first rise of a counter that starts above."""
         self._numbers.change(query, target)
 
     @_never_fails_a_batch
     def attempt(self, query: str, target: str) -> None:
         """Count one merge attempt."""
-        self._numbers.change(query, target, add=[(ATTEMPTS, (), 1)])
+        self._numbers.change(query, target, add=[(M.ATTEMPTS, (), 1)])
 
     @_never_fails_a_batch
     def conflict(self, query: str, target: str, conflict: str) -> None:
         """Count one lost commit; a class that is not in `CONFLICTS` counts as `other`."""
-        self._numbers.change(query, target, add=[(LOST_COMMITS, (conflict,), 1)])
+        self._numbers.change(query, target, add=[(M.LOST_COMMITS, (conflict,), 1)])
 
     @_never_fails_a_batch
     def exhausted(self, query: str, target: str) -> None:
         """Count a commit that the retry policy gave up."""
-        self._numbers.change(query, target, add=[(RETRIES_EXHAUSTED, (), 1)])
+        self._numbers.change(query, target, add=[(M.RETRIES_EXHAUSTED, (), 1)])
 
     @_never_fails_a_batch
     def backoff(self, query: str, target: str, seconds: float) -> None:
         """Count the wait before another attempt."""
-        self._numbers.change(query, target, add=[(BACKOFF, (), seconds)])
+        self._numbers.change(query, target, add=[(M.BACKOFF, (), seconds)])
 
     @_never_fails_a_batch
     def observe(self, result: MergeResult) -> None:
         """Count a call that returned."""
         add = [*_call(result, result.outcome), *_events(result.events, result.reasons)]
         if result.attempts:
-            add.append((MERGES, (result.engine,), 1))
+            add.append((M.MERGES, (result.engine,), 1))
         if result.refusal is not None:
-            add.append((DRIVER_REFUSALS, (result.refusal,), 1))
+            add.append((M.DRIVER_REFUSALS, (result.refusal,), 1))
         if (run := result.maintenance) is not None:
-            add.append((MAINTENANCE, (run.outcome,), 1))
-            add += [
-                (MAINTENANCE_REMOVED, (), run.removed_files),
-                (MAINTENANCE_ADDED, (), run.added_files),
-            ]
-        unknown = result.metrics.keys() - DELTA_MERGE_METRICS.keys()
+            add.append((M.MAINTENANCE, (run.outcome,), 1))
+            add += [(M.MAINTENANCE_REMOVED, (), run.removed_files), (M.MAINTENANCE_ADDED, (), run.added_files)]
+        unknown = result.metrics.keys() - M.DELTA_MERGE_METRICS.keys()
         for name in result.metrics.keys() - unknown:
-            value = result.metrics[name] * DELTA_MERGE_METRICS[name].factor
+            instrument = M.DELTA_MERGE_METRICS[name]
+            value = result.metrics[name] * instrument.factor
             # A timing of 0 is a step that did not run: Delta 4.4 reports at least 1 ms for one that did.
             if value > 0:
-                add.append((OF_DELTA[name], (), value))
-        add += [(UNKNOWN_DELTA_METRICS, (), len(unknown))]
+                add.append((instrument, (), value))
+        add.append((M.UNKNOWN_DELTA_METRICS, (), len(unknown)))
         store: list[Change] = []
         if result.version is not None:
             store = [
-                (LAST_VERSION, (), result.version),
-                (LAST_COMMIT, (), time.time() - result.seconds.get("maintenance", 0.0)),
+                (M.LAST_VERSION, (), result.version),
+                (M.LAST_COMMIT, (), time.time() - result.seconds.get("maintenance", 0.0)),
             ]
         if (debt := result.read_debt) is not None:
-            store += [(DELETED_SHARE, (), debt.deleted_share), (AWAITING_FILES, (), debt.awaiting_files)]
+            store += [(M.DELETED_SHARE, (), debt.deleted_share), (M.AWAITING_FILES, (), debt.awaiting_files)]
         self._numbers.change(result.query, result.target, add=add, store=store)
         self._numbers.warn_once(sorted(unknown))
 
     @_never_fails_a_batch
     def observe_events(self, query: str, target: str, events: EventCounts, reasons: Mapping[str, int]) -> None:
-        """Count what became of a batch's events, whose call raised behind its commit."""
+        """Count the events of a batch whose call raised after its commit."""
         self._numbers.change(query, target, add=_events(events, reasons))
 
     @_never_fails_a_batch
     def observe_failure(self, failed: FailedBatch) -> None:
         """Count a call that raised."""
-        self._numbers.change(failed.query, failed.target, add=_call(failed, FAILED))
+        self._numbers.change(failed.query, failed.target, add=_call(failed, M.FAILED))
 
     @_never_fails_a_batch
     def prepare_topics(self, query: str, target: str, topics: Iterable[str]) -> None:
-        """Make the series of a job's topics exist at 0; not lag and delay: 0 would say that there is none."""
-        per_topic = [row for row in CATALOGUE if row.label == "topic" and row not in (TOPIC_LAG, TOPIC_DELAY)]
+        """Create the series of a job's topics at 0, without lag and delay, whose 0 means none."""
+        per_topic = [row for row in M.CATALOGUE if row.label == "topic" and row not in (M.TOPIC_LAG, M.TOPIC_DELAY)]
         add = [(instrument, (topic,), 0.0) for instrument in per_topic for topic in topics]
         self._numbers.change(query, target, add=add)
 
@@ -174,19 +134,19 @@ class MergeMetrics:
     def observe_topics(
         self, query: str, target: str, *, add: Iterable[Change] = (), store: Iterable[Change] = ()
     ) -> None:
-        """Count what a job read, and store where it stands."""
+        """Count what a job read, and store its position."""
         self._numbers.change(query, target, add=add, store=store)
 
     @_never_fails_a_batch
     def set_aside(self, query: str, target: str, reason: str, events: int) -> None:
-        """Count events that `MergeSinks` committed to a quarantine table instead of merging them."""
-        add: list[Change] = [(RECEIVED, (), events), (EVENTS, ("quarantined",), events)]
-        self._numbers.change(query, target, add=[*add, (QUARANTINED, (reason,), events)])
+        """Count events that `MergeSinks` quarantined instead of merging them."""
+        add: list[Change] = [(M.RECEIVED, (), events), (M.EVENTS, ("quarantined",), events)]
+        self._numbers.change(query, target, add=[*add, (M.QUARANTINED, (reason,), events)])
 
 
 def default_metrics() -> MergeMetrics:
-    """The metrics of every sink that was given none, on prometheus_client's own registry."""
-    with _DEFAULT_LOCK:
+    """The metrics of every sink without its own, on prometheus_client's registry."""
+    with _LOCK:
         return _default_metrics()
 
 
@@ -194,17 +154,17 @@ def default_metrics() -> MergeMetrics:
 class _Distribution:
     """State of one histogram series."""
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SECONDS) + 1))
+    counts: list[int] = field(default_factory=lambda: [0] * (len(M.BUCKETS_SECONDS) + 1))
     """Observations by bucket, not cumulated; the last one has no upper bound."""
     total: float = 0.0
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(BUCKETS_SECONDS, value)] += 1
+        self.counts[bisect_left(M.BUCKETS_SECONDS, value)] += 1
         self.total += value
 
     def cumulated(self) -> list[tuple[str, float]]:
         seen, buckets = 0, []
-        for bound, count in zip((*BUCKETS_SECONDS, inf), self.counts, strict=True):
+        for bound, count in zip((*M.BUCKETS_SECONDS, inf), self.counts, strict=True):
             seen += count
             buckets.append(("+Inf" if bound == inf else str(float(bound)), float(seen)))
         return buckets
@@ -213,8 +173,7 @@ class _Distribution:
 class _Numbers(Collector):
     """Every number of one registry.
 
-    Own collector rather than prometheus_client's instruments: those lock series by series, so a
-    scrape could see a ledger that does not add up, and they add a `_created` series to each.
+    prometheus_client's instruments lock series by series and add a `_created` series to each.
     """
 
     def __init__(self) -> None:
@@ -222,14 +181,14 @@ class _Numbers(Collector):
         self._prepared: set[tuple[str, str]] = set()
         self._warned: set[str] = set()
         self._values: dict[str, dict[tuple[str, ...], float]] = {
-            instrument.name: {} for instrument in CATALOGUE if instrument.type != "histogram"
+            instrument.name: {} for instrument in M.CATALOGUE if instrument.type != "histogram"
         }
         self._distributions: dict[str, dict[tuple[str, ...], _Distribution]] = {
-            instrument.name: {} for instrument in CATALOGUE if instrument.type == "histogram"
+            instrument.name: {} for instrument in M.CATALOGUE if instrument.type == "histogram"
         }
 
     def change(self, query: str, target: str, *, add: Iterable[Change] = (), store: Iterable[Change] = ()) -> None:
-        """Apply all changes at once; a scrape sees none or all of them."""
+        """Apply all changes at once."""
         sink = (_label(query), _label(target))
         with self._lock:
             self._prepare(sink)
@@ -246,7 +205,7 @@ class _Numbers(Collector):
                 self._values[instrument.name][(*sink, *extra)] = value
 
     def warn_once(self, unknown: Iterable[str]) -> None:
-        """Log each Delta metric that is not in the table, once."""
+        """Log each unknown Delta metric once."""
         with self._lock:
             new = [name for name in unknown if name not in self._warned]
             self._warned.update(new)
@@ -254,18 +213,18 @@ class _Numbers(Collector):
             tell(logger.warning, "stream_merge.unknown_delta_metric", delta_metric=name)
 
     def describe(self) -> Iterator[Family]:
-        """Families without samples, for the registry's check of names."""
-        return (_family(instrument) for instrument in CATALOGUE)
+        """Families without samples."""
+        return (_family(instrument) for instrument in M.CATALOGUE)
 
     def collect(self) -> Iterator[Family]:
-        """One consistent picture of all series."""
+        """All series, consistent with each other."""
         with self._lock:
-            return iter([self._filled(instrument) for instrument in CATALOGUE])
+            return iter([self._filled(instrument) for instrument in M.CATALOGUE])
 
     def _prepare(self, sink: tuple[str, str]) -> None:
         if sink in self._prepared:
             return
-        for instrument in CATALOGUE:
+        for instrument in M.CATALOGUE:
             if instrument.type == "histogram":
                 self._distributions[instrument.name][sink] = _Distribution()
             elif instrument.label is None:
@@ -286,34 +245,38 @@ class _Numbers(Collector):
 
 
 def _events(events: EventCounts, reasons: Mapping[str, int]) -> list[Change]:
-    found: list[Change] = [(EVENTS, (fate,), getattr(events, fate)) for fate in FATES]
-    found += [(RECEIVED, (), events.received), (TIES, (), events.ties)]
-    found += [(UNKNOWN_FIELDS, (), events.with_unknown_fields)]
-    return found + [(QUARANTINED, (reason,), number) for reason, number in reasons.items()]
+    return [
+        *((M.EVENTS, (fate,), getattr(events, fate)) for fate in FATES),
+        (M.RECEIVED, (), events.received),
+        (M.TIES, (), events.ties),
+        (M.UNKNOWN_FIELDS, (), events.with_unknown_fields),
+        *((M.QUARANTINED, (reason,), number) for reason, number in reasons.items()),
+    ]
 
 
 def _call(call: MergeResult | FailedBatch, outcome: str) -> list[Change]:
     return [
-        (BATCHES, (outcome,), 1),
-        (BATCH_DURATION, (), call.duration_seconds),
-        *((PHASE_SECONDS, (phase,), seconds) for phase, seconds in call.seconds.items()),
+        (M.BATCHES, (outcome,), 1),
+        (M.BATCH_DURATION, (), call.duration_seconds),
+        *((M.PHASE_SECONDS, (phase,), seconds) for phase, seconds in call.seconds.items()),
     ]
 
 
+_FAMILIES: Mapping[Type, type[Family]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
 def _family(instrument: Instrument) -> Family:
-    match instrument.type:
-        case "counter":
-            return CounterMetricFamily(instrument.name, instrument.help, labels=instrument.labels)
-        case "gauge":
-            return GaugeMetricFamily(instrument.name, instrument.help, labels=instrument.labels)
-        case "histogram":
-            return HistogramMetricFamily(instrument.name, instrument.help, labels=instrument.labels)
+    return _FAMILIES[instrument.type](instrument.name, instrument.help, labels=instrument.labels)
 
 
 def _bounded(instrument: Instrument, extra: tuple[str, ...]) -> tuple[str, ...]:
     if instrument.label == "topic":  # as many as the job file names
         return extra
-    return tuple(value if value in instrument.values else OTHER for value in extra)
+    return tuple(value if value in instrument.values else M.OTHER for value in extra)
 
 
 def _label(value: str) -> str:
@@ -321,13 +284,12 @@ def _label(value: str) -> str:
     return str(value).encode("utf-8", "replace").decode("utf-8")
 
 
-_LOCK = Lock()
-_DEFAULT_LOCK = Lock()
+_LOCK = RLock()
 _BY_REGISTRY: WeakKeyDictionary[CollectorRegistry, _Numbers] = WeakKeyDictionary()
 
 
-def _numbers_of(registry: CollectorRegistry) -> _Numbers:
-    """The numbers of a registry, registered once: a second registration of the same names would raise."""
+def _registered_numbers(registry: CollectorRegistry) -> _Numbers:
+    """The numbers of a registry, registered once: a second registration raises."""
     with _LOCK:
         if registry not in _BY_REGISTRY:
             numbers = _Numbers()

@@ -1,4 +1,4 @@
-"""What a short job leaves at a Pushgateway: nobody would scrape it in time."""
+"""Pushes the metrics of short jobs to a Pushgateway."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ _TIMEOUT_SECONDS = 10.0
 
 
 def expect_gateway(url: str) -> str:
-    """The URL of a Pushgateway, as it was given.
-
-    Raises:
-        ConfigError: it is none, or has a password, which would stand in a command line or in an error.
-    """
+    """The URL of a Pushgateway; refused with a password, which would show in command lines and errors."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         msg = "[INVALID_SETTING] pushgateway must be an address without a password, such as http://gateway:9091"
@@ -33,8 +29,8 @@ def expect_gateway(url: str) -> str:
     return url
 
 
-class _OfQuery(Collector):
-    """The series of one query; not a gauge at 0: a run without a commit would forget when the last one was."""
+class _QuerySeries(Collector):
+    """The series of one query without gauges at 0: a run without a commit keeps the time of the last one."""
 
     def __init__(self, registry: CollectorRegistry, query: str) -> None:
         self._registry = registry
@@ -42,36 +38,27 @@ class _OfQuery(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for family in self._registry.collect():
-            kept = [
+            samples = [
                 sample
                 for sample in family.samples
                 if sample.labels.get("query") == self._query and (family.type != "gauge" or sample.value)
             ]
-            if kept:
-                shown = Metric(family.name, family.documentation, family.type)
-                shown.samples = kept
-                yield shown
+            if samples:
+                metric = Metric(family.name, family.documentation, family.type)
+                metric.samples = samples
+                yield metric
 
 
 def push(gateway: str, queries: Iterable[str], registry: CollectorRegistry | None = None) -> bool:
-    """Push the series of queries, a group for each: `job="stream_merge"` and its `query`.
+    """Push the series of queries, a group for each: `job="stream_merge"` and its `query`; whether all arrived.
 
-    A group keeps what the newest run has pushed: counters are those of one run. A gateway that is away is a warning in
-    the log: the run has done its work.
-
-    Args:
-        gateway: URL of a Pushgateway.
-        queries: values of the label `query`.
-        registry: None: prometheus_client's own.
-
-    Returns:
-        Whether all of it has arrived.
+    A group has the counters of the newest run. An unavailable gateway is logged as a warning.
     """
     try:
         for query in queries:
-            of_query = CollectorRegistry(auto_describe=False)
-            of_query.register(_OfQuery(REGISTRY if registry is None else registry, query))
-            pushadd_to_gateway(gateway, JOB, of_query, {"query": query}, timeout=_TIMEOUT_SECONDS)
+            group = CollectorRegistry(auto_describe=False)
+            group.register(_QuerySeries(REGISTRY if registry is None else registry, query))
+            pushadd_to_gateway(gateway, JOB, group, {"query": query}, timeout=_TIMEOUT_SECONDS)
     except (OSError, ValueError, HTTPException) as err:
         tell(log.warning, "metrics_not_pushed", error=type(err).__name__)
         return False

@@ -1,4 +1,4 @@
-"""How running queries are doing, calculated from scrapes of their `/metrics`: rates, lag, phases, engine, state."""
+"""Status of running queries from scrapes of their `/metrics`: rates, lag, phases, engine, state."""
 
 from __future__ import annotations
 
@@ -15,29 +15,13 @@ from typing import Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stream_merge.metrics.catalogue import (
-    BATCH_DURATION,
-    BATCHES,
-    DRIVER_REFUSALS,
-    EVENTS,
-    FAILED,
-    LAST_COMMIT,
-    LOST_COMMITS,
-    MERGES,
-    PHASE_SECONDS,
-    QUERY_FAILED,
-    RECEIVED,
-    RETRIES_EXHAUSTED,
-    TOPIC_LAG,
-    TOPIC_NEWEST,
-    TOPIC_POLLED,
-    Instrument,
-)
+from stream_merge.metrics import catalogue as M
+from stream_merge.metrics.catalogue import Instrument
 from stream_merge.model.results import PHASES, Phase
 
 _TIMEOUT_SECONDS = 5
 _SILENT_SECONDS = 60
-"""A broker that has not answered for longer is away, as for the alert `BrokerSilent`."""
+"""A broker silent for longer is away, as for the alert `BrokerSilent`."""
 _WINDOW_SECONDS = 60
 """Rates and states are about this time before the newest scrape."""
 _STARTED = "process_start_time_seconds"
@@ -53,7 +37,7 @@ class UnreachableError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where to scrape, and how."""
+    """An endpoint to scrape."""
 
     url: str
     ca_file: Path | None = None
@@ -62,11 +46,7 @@ class Endpoint:
     """File with the bearer token, read at each scrape; None: no token."""
 
     def scrape(self) -> str:
-        """Text of the exposition.
-
-        Raises:
-            UnreachableError: there is none.
-        """
+        """Text of the exposition."""
         try:
             request = urllib.request.Request(self.url)
             if self.token_file is not None:
@@ -89,7 +69,7 @@ Series = dict[str, dict[tuple[str, ...], float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scrape:
-    """All values of one exposition."""
+    """Values of one exposition."""
 
     at: float
     """Unix time in seconds."""
@@ -99,11 +79,7 @@ class Scrape:
 
     @classmethod
     def parse(cls, text: str, *, at: float) -> Scrape:
-        """Read an exposition.
-
-        Raises:
-            UnreachableError: it is none.
-        """
+        """The values of an exposition's text."""
         sinks: dict[Sink, Series] = defaultdict(lambda: defaultdict(dict))
         started = None
         try:
@@ -126,13 +102,13 @@ class Scrape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """How one query does with one target. Numbers that the exposition lacks are None."""
+    """Status of one query and target. Numbers that the exposition lacks are None."""
 
     query: str
     target: str
     state: State
     events_per_second: float | None
-    """Received within the last minute of scrapes; after one scrape since the process started."""
+    """Received in the last minute of scrapes; after one scrape, since the process started."""
     lag: float | None
     """Offsets between the ends of the topics and the table; None without topics."""
     behind_seconds: float | None
@@ -142,19 +118,19 @@ class Status:
     seconds_per_batch: float | None
     """Mean of the newest batches: those that ended between the last two scrapes in which any did."""
     phases: Mapping[Phase, float]
-    """Seconds of these batches by phase, for each batch."""
+    """Mean seconds of the newest batches by phase."""
     engines: Mapping[str, int]
-    """Merges of these batches by engine."""
+    """Merges of the newest batches by engine."""
     refusals: tuple[str, ...]
-    """Why these batches went to Spark."""
+    """Why the newest batches went to Spark."""
     failed: int
-    """Batches that failed since the process started."""
+    """Failed batches since the process started, as all numbers below."""
     conflicts: int
-    """Commits lost since then."""
+    """Lost commits."""
     exhausted: int
-    """Commits given up after the last attempt, since then."""
+    """Commits given up after the last attempt."""
     quarantined: int
-    """Events since then."""
+    """Events."""
 
 
 class Watched:
@@ -162,7 +138,7 @@ class Watched:
 
     def __init__(self) -> None:
         self._scrapes: deque[Scrape] = deque()
-        """Of the last minute, and the one before them."""
+        """Scrapes of the last minute and the one before."""
         self._newest: dict[Sink, Series] = {}
         """Increases between the last two scrapes in which batches ended."""
 
@@ -174,7 +150,7 @@ class Watched:
         last = self._scrapes[-1] if self._scrapes else None
         for sink, series in scrape.sinks.items():
             risen = _rise(series, last, sink)
-            if _total(risen, BATCHES) > 0:
+            if _total(risen, M.BATCHES) > 0:
                 self._newest[sink] = risen
         while len(self._scrapes) > 1 and self._scrapes[1].at <= scrape.at - _WINDOW_SECONDS:
             self._scrapes.popleft()
@@ -186,34 +162,34 @@ class Watched:
         since = scrape.started if before is None else before.at
         risen = _rise(series, before, sink)
         newest = self._newest.get(sink, {})
-        ended = newest.get(f"{BATCH_DURATION.name}_count", {}).get((), 0.0)
-        spent = newest.get(f"{BATCH_DURATION.name}_sum", {}).get((), 0.0)
-        spent_in = newest.get(PHASE_SECONDS.name, {}) if ended else {}
-        lags, merged = series.get(TOPIC_LAG.name, {}), series.get(TOPIC_NEWEST.name, {})
+        ended = newest.get(f"{M.BATCH_DURATION.name}_count", {}).get((), 0.0)
+        spent = newest.get(f"{M.BATCH_DURATION.name}_sum", {}).get((), 0.0)
+        by_phase = newest.get(M.PHASE_SECONDS.name, {}) if ended else {}
+        lags, merged = series.get(M.TOPIC_LAG.name, {}), series.get(M.TOPIC_NEWEST.name, {})
         ages = [scrape.at - at for topic, at in merged.items() if at and lags.get(topic)]
-        committed = _only(series, LAST_COMMIT)
+        committed = _only(series, M.LAST_COMMIT)
         return Status(
             query=sink[0],
             target=sink[1],
             state=_state(series, risen, scrape.at, is_first=before is None),
-            events_per_second=None if since is None else _total(risen, RECEIVED) / max(scrape.at - since, 1e-3),
+            events_per_second=None if since is None else _total(risen, M.RECEIVED) / max(scrape.at - since, 1e-3),
             lag=sum(lags.values()) if lags else None,
             behind_seconds=max(ages, default=0.0) if lags else None,
             committed_ago=scrape.at - committed if committed else None,
             seconds_per_batch=spent / ended if ended else None,
-            phases={phase: value / ended for phase in PHASES if (value := spent_in.get((phase,), 0.0))},
-            engines={engine: int(value) for (engine,), value in newest.get(MERGES.name, {}).items() if value},
-            refusals=tuple(why for (why,), value in newest.get(DRIVER_REFUSALS.name, {}).items() if value),
-            failed=int(series.get(BATCHES.name, {}).get((FAILED,), 0)),
-            conflicts=int(_total(series, LOST_COMMITS)),
-            exhausted=int(_only(series, RETRIES_EXHAUSTED)),
-            quarantined=int(series.get(EVENTS.name, {}).get(("quarantined",), 0)),
+            phases={phase: value / ended for phase in PHASES if (value := by_phase.get((phase,), 0.0))},
+            engines={engine: int(value) for (engine,), value in newest.get(M.MERGES.name, {}).items() if value},
+            refusals=tuple(why for (why,), value in newest.get(M.DRIVER_REFUSALS.name, {}).items() if value),
+            failed=int(series.get(M.BATCHES.name, {}).get((M.FAILED,), 0)),
+            conflicts=int(_total(series, M.LOST_COMMITS)),
+            exhausted=int(_only(series, M.RETRIES_EXHAUSTED)),
+            quarantined=int(series.get(M.EVENTS.name, {}).get(("quarantined",), 0)),
         )
 
 
 def _is_other_process(before: Scrape, now: Scrape) -> bool:
-    """Whether the process was restarted in between: its counters begin at 0 again."""
-    batches, then = (sum(_total(series, BATCHES) for series in one.sinks.values()) for one in (now, before))
+    """Whether the process was restarted between two scrapes."""
+    batches, then = (sum(_total(series, M.BATCHES) for series in one.sinks.values()) for one in (now, before))
     return before.started != now.started or batches < then
 
 
@@ -227,27 +203,27 @@ def _rise(series: Series, before: Scrape | None, sink: Sink) -> Series:
 
 
 def _state(series: Series, risen: Series, now: float, *, is_first: bool) -> State:
-    """The worst that holds."""
-    lag = series.get(TOPIC_LAG.name, {})
-    polled = [at for at in series.get(TOPIC_POLLED.name, {}).values() if at]
-    failed = risen.get(BATCHES.name, {}).get((FAILED,), 0)
-    if _only(series, QUERY_FAILED):
+    """The worst state that applies."""
+    lag = series.get(M.TOPIC_LAG.name, {})
+    polled = [at for at in series.get(M.TOPIC_POLLED.name, {}).values() if at]
+    failed = risen.get(M.BATCHES.name, {}).get((M.FAILED,), 0)
+    if _only(series, M.QUERY_FAILED):
         return "ended"
-    if failed and (not is_first or failed == _total(risen, BATCHES)):
+    if failed and (not is_first or failed == _total(risen, M.BATCHES)):
         return "failing"
     if polled and now - min(polled) > _SILENT_SECONDS:
         return "no broker"
-    if not _total(series, BATCHES) and not any(lag.values()):
+    if not _total(series, M.BATCHES) and not any(lag.values()):
         return "starting"
     if any(lag.values()):
         return "behind"
-    return "running" if now - _only(series, LAST_COMMIT) < _WINDOW_SECONDS else "idle"
+    return "running" if now - _only(series, M.LAST_COMMIT) < _WINDOW_SECONDS else "idle"
 
 
-def _total(series: Mapping[str, Mapping[tuple[str, ...], float]], instrument: Instrument) -> float:
+def _total(series: Series, instrument: Instrument) -> float:
     return sum(series.get(instrument.name, {}).values())
 
 
-def _only(series: Mapping[str, Mapping[tuple[str, ...], float]], instrument: Instrument) -> float:
+def _only(series: Series, instrument: Instrument) -> float:
     """Value of an instrument without further labels."""
     return series.get(instrument.name, {}).get((), 0.0)

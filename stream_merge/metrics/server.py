@@ -1,8 +1,7 @@
-"""Where Prometheus and an orchestrator ask: `/metrics`, `/livez` and `/readyz` over HTTP or HTTPS.
+"""`/metrics`, `/livez` and `/readyz` over HTTP or HTTPS, in a thread with an event loop.
 
-One thread with an event loop: a client that is slow, silent or in the middle of its TLS handshake waits alone. (The
-server of prometheus_client 0.26 does the handshake where it accepts connections, so one silent client stops all others,
-and it answers any path with metrics.)
+The server of prometheus_client 0.26 does the TLS handshake where it accepts connections, so that one silent client
+stops all others, and it answers any path with metrics.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -31,9 +29,9 @@ from stream_merge.model.logs import tell
 log = logging.getLogger(__name__)
 
 _REQUEST_SECONDS = 5.0
-"""For a client to send its request, and again to take the answer."""
+"""Limit for a client's request, and again for its answer."""
 _RENEW_SECONDS = 10.0
-"""Until a certificate that has changed is served."""
+"""Time until a changed certificate is served."""
 _REQUEST_BYTES = 16 * 1024
 _MOST_CONNECTIONS = 512
 """Beyond these the oldest one is closed."""
@@ -42,7 +40,7 @@ _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """Who may read, and how it is kept from others."""
+    """TLS and authentication of the metrics server."""
 
     certificate_file: str | None = None
     """PEM with the certificate chain: serve HTTPS. Read again when it changes."""
@@ -52,11 +50,7 @@ class Access:
     """Its text is the bearer token without which `/metrics` is refused; read for each request. Probes need none."""
 
     def context(self) -> ssl.SSLContext | None:
-        """TLS 1.2 or newer; None: plain HTTP.
-
-        Raises:
-            ConfigError: a file cannot be read, or is no certificate and key that belong together.
-        """
+        """TLS 1.2 or newer; None: plain HTTP. Raises `ConfigError` for unreadable or mismatched files."""
         for name in (self.certificate_file, self.key_file, self.token_file):
             if name is not None and not os.access(name, os.R_OK):
                 msg = f"[CANNOT_READ_FILE] file {name!r} of the metrics server cannot be read; correct the path"
@@ -78,7 +72,7 @@ class Access:
         return context
 
     def admits(self, authorization: str) -> bool:
-        """Whether a request's header `Authorization` is the right one."""
+        """Whether a request's header `Authorization` has the token."""
         if self.token_file is None:
             return True
         wanted = "Bearer " + Path(self.token_file).read_text(encoding="utf-8").strip()
@@ -91,7 +85,7 @@ class MetricsServer:
     Attributes:
         port: where it listens.
         url: of `/metrics`.
-        health: what `/livez` and `/readyz` say.
+        health: state behind `/livez` and `/readyz`.
     """
 
     def __init__(self, port: int, host: str, registry: CollectorRegistry, health: Health, access: Access) -> None:
@@ -127,9 +121,7 @@ class MetricsServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def _listen(self, port: int, host: str) -> asyncio.Server:
@@ -160,13 +152,13 @@ class MetricsServer:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _REQUEST_SECONDS)
         except asyncio.LimitOverrunError:
-            writer.write(_answer(*_said(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "")))
+            writer.write(_answer(*_text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "")))
         else:
             try:
                 answer = await self._answer_to(head.decode("latin-1"))
             except Exception:  # as of a collector of somebody else, or a token file that is gone
                 tell(log.error, "metrics_request_failed", exc_info=True)
-                answer = _answer(*_said(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; the log says why"))
+                answer = _answer(*_text(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; the log says why"))
             writer.write(answer)
         writer.close()  # when all is sent; the abort that follows would take the rest of the answer with it
         await asyncio.wait_for(writer.wait_closed(), _REQUEST_SECONDS)
@@ -177,27 +169,23 @@ class MetricsServer:
         target = urlsplit(rest.rpartition(" ")[0])
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         if method not in ("GET", "HEAD"):
-            return _answer(*_said(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"))
+            return _answer(*_text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"))
         match target.path:
             case "/metrics" if not self._access.admits(headers.get("authorization", "")):
-                status, fields, body = _said(HTTPStatus.UNAUTHORIZED, "a bearer token is needed")
+                status, fields, body = _text(HTTPStatus.UNAUTHORIZED, "a bearer token is needed")
                 fields = [*fields, (b"www-authenticate", b"Bearer")]
             case "/metrics":
                 status, fields, body = await self._scrape(target.query, headers)
-            case "/livez":
+            case "/livez" | "/readyz":
                 problem = self.health.problem()
-                status, fields, body = _said(
-                    HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK, problem or "alive"
-                )
-            case "/readyz":
-                is_ready, said = self.health.ready()
-                status, fields, body = _said(HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, said)
+                is_up, text = (problem is None, problem or "alive") if target.path == "/livez" else self.health.ready()
+                status, fields, body = _text(HTTPStatus.OK if is_up else HTTPStatus.SERVICE_UNAVAILABLE, text)
             case _:
-                status, fields, body = _said(HTTPStatus.NOT_FOUND, "only /metrics, /livez and /readyz are here")
+                status, fields, body = _text(HTTPStatus.NOT_FOUND, "only /metrics, /livez and /readyz are here")
         return _answer(status, fields, body, with_body=method == "GET")
 
     async def _scrape(self, query: str, headers: dict[str, str]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """As prometheus_client's ASGI application answers: the format asked for, gzip, `name[]`."""
+        """The answer of prometheus_client's ASGI application: format by `Accept`, gzip, `name[]`."""
         sent: list[dict[str, Any]] = []
 
         async def receive() -> dict[str, Any]:
@@ -213,13 +201,13 @@ class MetricsServer:
         return int(start["status"]), list(start["headers"]), bytes(body["body"])
 
     def _renew(self) -> None:
-        """Take a certificate that has been renewed; one that is half written is tried again."""
+        """Load a renewed certificate; a half-written one is tried again."""
         self._loop.call_later(_RENEW_SECONDS, self._renew)
         certificate, changed_at = self._access.certificate_file, self._certificate_time()
         if self._tls is None or certificate is None or changed_at == self._changed_at:
             return
         with suppress(ConfigError, ssl.SSLError, OSError):
-            self._access.context()  # where it fails, it has changed something of the context
+            self._access.context()  # a failed load into the context in use would change it
             self._tls.load_cert_chain(certificate, self._access.key_file)
             self._changed_at = changed_at
 
@@ -231,12 +219,12 @@ class MetricsServer:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask for it on the terminal, and the job would wait."""
+    """Refuses a password, for which OpenSSL would wait on the terminal."""
     msg = "the private key has a password; remove it"
     raise ValueError(msg)
 
 
-def _said(status: HTTPStatus, text: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+def _text(status: HTTPStatus, text: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     return status.value, [_TEXT], f"{text or status.phrase}\n".encode()
 
 
@@ -264,8 +252,8 @@ def serve(
         port: 0 takes a free one; see the server's `port`.
         host: address to listen on.
         registry: None serves prometheus_client's own.
-        health: `Health(spark)` follows all streaming queries of a session; None: the probes say `starting`, until
-            something is followed by the server's `health`.
+        health: `Health(spark)` follows all streaming queries of a session; None: the probes answer `starting` until
+            the server's `health` follows a session.
         access: certificate and bearer token.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Normalizes constructor arguments; invalid ones become validation problems."""
+"""Constructor arguments, normalized; invalid ones become problems of `MergeSpec`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def optional_names(value: Sequence[str] | None) -> tuple[str, ...] | None:
-    """As `as_names`; None where no list was given."""
+    """A tuple of names; None where no list was given."""
     return None if value is None else as_names(value)
 
 
-def as_truth(value: bool) -> bool:
-    """True or False, also where numpy's are given, which need not be installed."""
+def to_bool(value: bool) -> bool:
+    """True or False, also from numpy's booleans, without importing numpy."""
     kind = type(value)
     return bool(value) if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_") else value
 
 
 def as_mapping(value: Any) -> Any:
-    """A mapping as it is, as its values may change later; pairs as one."""
+    """Pairs as a mapping; a mapping itself, as its values may change later."""
     if isinstance(value, Mapping | str):
         return value
     try:
@@ -38,25 +38,20 @@ def as_mapping(value: Any) -> Any:
 
 
 def as_own_mapping(value: Any) -> Any:
-    """A mapping, or pairs, as one that nobody else changes."""
-    found = as_mapping(value)
-    return dict(found) if isinstance(found, Mapping) else found
+    """A copy of a mapping, or of pairs."""
+    mapping = as_mapping(value)
+    return dict(mapping) if isinstance(mapping, Mapping) else mapping
 
 
 def on_or_with(value: Any, default: T) -> tuple[bool, T]:
-    """Whether something is on, and its settings: of True, False, or the settings themselves."""
+    """Whether something is on, and its settings: from True, False, or the settings."""
     if isinstance(value, type(default)):
         return True, value
-    return as_truth(value), default
+    return to_bool(value), default
 
 
 def expect_known(renamed: Mapping[str, object], *, target: str) -> None:
-    """Refuse arguments that nobody knows, and say what those of before are called now.
-
-    Raises:
-        ConfigError: they were renamed.
-        TypeError: nobody has ever known them.
-    """
+    """Refuse unknown arguments (TypeError), and renamed ones (ConfigError) with their present names."""
     unknown = [name for name in renamed if name not in RENAMED]
     if unknown:
         msg = f"MergeSink.__init__() got an unexpected keyword argument {unknown[0]!r}"

@@ -1,4 +1,4 @@
-"""Where paths and URIs lead: to this machine's disk, to which object store, and one spelling for each location."""
+"""Paths and URIs: local disk or object store, and one spelling per location."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ _S3 = re.compile(r"^s3[an]?(?=://)", re.IGNORECASE)
 
 
 def hadoop_uri(path: str) -> str:
-    """A path or URI as Hadoop's own file systems know its scheme: `s3:` and `s3n:` are spelled `s3a:`.
-
-    Under two spellings one table would have two logs and two locks in Spark.
-    """
+    """A path or URI with Hadoop's scheme, `s3a:` for `s3:` and `s3n:`: two spellings would be two logs and locks."""
     return _S3.sub("s3a", path)
 
 
 def local_path(location: str) -> Path | None:
     """A location as a path of this machine's file system, or None for any other storage.
 
-    Nothing in it stands for another character, not `%20` either: Hadoop reads and writes its paths as they are,
+    No character stands for another one, not `%20` either: Hadoop reads and writes its paths as they are,
     `file:/lake/orders#eu`, and Spark takes `file:///lake/a%20b` for the folder `a%20b`.
     """
     scheme = urlparse(location).scheme
@@ -39,16 +36,12 @@ def is_on_s3(location: str) -> bool:
 
 
 def is_on_azure(location: str) -> bool:
-    """Whether a path or URI is on Azure, by the schemes of Hadoop's file system for it."""
+    """Whether a path or URI is on Azure, by Hadoop's schemes for it."""
     return urlparse(location).scheme.lower() in ("abfs", "abfss")
 
 
 def canonical_location(location: str) -> str:
-    """One spelling per folder, as far as that can be told from outside.
-
-    Args:
-        location: path or URI, normalized (`TableRef.path`).
-    """
+    """One spelling per folder, of a normalized path or URI (`TableRef.path`)."""
     local = local_path(location)
     if local is not None:
         return os.path.realpath(local)
@@ -61,7 +54,7 @@ def canonical_location(location: str) -> str:
 
 
 def beside_folder(path: str, suffix: str) -> Path | None:
-    """A file beside a checkpoint's folder, however that is spelled; None where it is not on a local disk."""
+    """A file beside a checkpoint's folder; None where that is not on a local disk."""
     local = local_path(path)
     if local is None:
         return None

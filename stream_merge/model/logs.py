@@ -1,4 +1,4 @@
-"""How an event is logged: its name first, then its facts as `key=value`, on one line whatever they hold; or as JSON."""
+"""Log lines of events: the name, then `key=value` fields on one line; or JSON."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from stream_merge.errors import StreamMergeError
 
 _PLAIN = re.compile(r"[^\s\"'=\\]+")
 _MOST_CHARACTERS = 2000
-"""Of one value in the message, and in JSON; the field has all of it."""
-_OF_RECORDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "event"}
-"""Attributes of every record; all others are facts of an event."""
+"""Length of one value in the message, and in JSON; the record's attribute has all of it."""
+_RECORD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "event"}
+"""Attributes of every record; all others are fields of an event."""
 
 
 def tell(log: Callable[..., None], event: str, /, *, exc_info: object = False, **fields: object) -> None:
-    """Log an event so that it says something under any logging setup, Python's last resort included.
-
-    The fields stand in the record, too (`extra`), beside `event`, which filters can ask for.
+    """Log an event as a line that is complete under any logging setup; its fields are attributes of the record, too.
 
     Args:
         log: method of a logger, which gives the level: `tell(log.warning, "commit_conflict", target=target)`.
-        event: its name, a constant.
+        event: its name, a constant; the record has it as `event`.
         exc_info: add the error that is being handled, or this one.
-        fields: the facts; none may be named like an attribute of `logging.LogRecord`.
+        fields: values; none may be named like an attribute of `logging.LogRecord`.
     """
     facts = (f"{key}={_shown(value)}" for key, value in fields.items())
     error = exc_info if isinstance(exc_info, BaseException) else bool(exc_info)
@@ -38,7 +36,7 @@ def tell(log: Callable[..., None], event: str, /, *, exc_info: object = False, *
 
 
 def _shown(value: object) -> str:
-    """A value without a space or in double quotes; what does not print, line ends above all, is escaped."""
+    """A value without a space or in double quotes; unprintable characters are escaped."""
     text = _text(value)
     if len(text) > _MOST_CHARACTERS:
         text = text[:_MOST_CHARACTERS] + "…"
@@ -59,9 +57,9 @@ def _text(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: `ts`, `level`, `logger`, `event`, its facts, and `exception` where there is one.
+    """One JSON object per line: `ts`, `level`, `logger`, `event`, its fields, and `exception` where there is one.
 
-    What another package logs is the event `log`, with its text as `message`.
+    A record of another package has the event `log`, and its text as `message`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -75,7 +73,7 @@ class JsonFormatter(logging.Formatter):
         }
         if "event" not in own:
             line["message"] = _as_json(record.getMessage())
-        line |= {name: _as_json(own[name]) for name in own if name not in _OF_RECORDS and name not in line}
+        line |= {name: _as_json(own[name]) for name in own if name not in _RECORD_ATTRIBUTES and name not in line}
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             line["exception"] = {
@@ -88,7 +86,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _as_json(value: object) -> Any:
-    """A value that JSON has; of bytes their number, since they may be an event's."""
+    """A value for JSON; of bytes, which may be an event's, only their number."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):

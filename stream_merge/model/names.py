@@ -1,4 +1,4 @@
-"""What things are called: reserved names, quoting, sibling tables, identities and application ids."""
+"""Reserved names, quoting, and application ids of commits."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ REASONS_COLUMN = "__stream_merge_reasons"
 EVENT_COLUMN = "__stream_merge_event"
 ALONE_COLUMN = "__stream_merge_alone"
 SOURCE_COLUMN = "__stream_merge_source_{}"
-"""A column of the source that is not stored as it is, on its way through the sink; with a number."""
+"""Numbered name of a source column that is converted when it is stored."""
 STORED_COLUMN = "__stream_merge_stored_{}"
-"""A column as it is stored, beside the source's own of that name; with a number."""
+"""Numbered name of a stored column beside the source's own of that name."""
 ROUTE_COLUMN = "__stream_merge_route"
 CORRUPT_COLUMN = "__stream_merge_corrupt"
-"""Why a record of a file could not be read; only `stream_merge.sources.files` hands it to the sink."""
+"""Why a record of a file could not be read; only from `stream_merge.sources.files`."""
 LEFT_OUT_COLUMN = "__stream_merge_left_out"
-"""Names of a record's fields that the given schema lacks; only `stream_merge.sources.files` hands it to the sink."""
+"""Names of a record's fields that the given schema lacks; only from `stream_merge.sources.files`."""
 UNAVAILABLE_COLUMN = "__stream_merge_unavailable"
-"""Columns whose value nobody has; only jobs hand it to the sink."""
+"""Columns whose value is unavailable; only from jobs."""
 ORIGIN_COLUMN = "__stream_merge_origin"
-"""Where an event stood in its topic or file, and its bytes where they were kept; only sources of this package hand it
-to the sink."""
+"""An event's position in its topic or file, and perhaps its bytes; only from sources of this package."""
 SOURCE_COLUMNS = frozenset({CORRUPT_COLUMN, LEFT_OUT_COLUMN, UNAVAILABLE_COLUMN, ORIGIN_COLUMN})
 SOURCE_METADATA = "stream_merge.source"
 """Field metadata that marks `SOURCE_COLUMNS` as this package's own, in frames that users pass on themselves."""
@@ -45,12 +44,12 @@ KEYS_PROPERTY = "stream_merge.keys"
 SEQUENCE_PROPERTY = "stream_merge.sequence"
 FORMAT_PROPERTY = "stream_merge.format_version"
 ROW_GROUP_PROPERTY = "parquet.block.row.count.limit"
-"""Rows per row group (Parquet 1.16); Delta gives a table's properties to Parquet's writer (Delta 4.4)."""
+"""Rows per row group (Parquet 1.16); Delta 4.4 passes table properties to Parquet's writer."""
 TARGET_ID_PROPERTY = "stream_merge.target_table_id"
 BEGINNING_PROPERTY = "stream_merge.beginning"
-"""Of a log of remembered deletes: an id of its own each time that it begins for a target."""
+"""Property of a tombstone table: a new id each time that it begins for a target."""
 TOMBSTONES_PROPERTY = "stream_merge.tombstones"
-"""Of the target: where its deletes are remembered."""
+"""Property of the target: its tombstone table."""
 FORMAT_VERSION = "1"
 
 SCAN_COLUMNS = ("_tmp_metadata_row_index", "__delta_internal_is_row_deleted")
@@ -89,16 +88,15 @@ def quote(name: str) -> str:
 
 
 def needs_column_mapping(name: str) -> bool:
-    """Whether Delta refuses this column name unless column mapping is on (Delta 4.4, SchemaUtils)."""
+    """Whether Delta refuses this column name without column mapping (4.4, SchemaUtils)."""
     return _NEEDS_COLUMN_MAPPING.search(name) is not None
 
 
 def identity(*, query_id: str | None, app_id: str | None, name: str | None) -> str | None:
-    """Who a batch id belongs to, or None when nobody can tell (then no transaction id is written).
+    """What batch ids belong to; None: unknown, and no transaction id is written.
 
-    Inside a streaming query the query id, which lives in the checkpoint, is always part of it:
-    a new checkpoint restarts batch ids at 0 and must not be mistaken for an old one. `name` is
-    given only when the user passed one.
+    A streaming query's id, which its checkpoint keeps, is always part of it: a new checkpoint restarts batch ids at 0.
+    `name` is given only when the user passed one.
     """
     if query_id is None:
         return app_id
@@ -108,12 +106,8 @@ def identity(*, query_id: str | None, app_id: str | None, name: str | None) -> s
 def transaction_app_id(identity: str, role: Role, *, about: str | None = None) -> str:
     """Delta application id of one commit of a batch: no two commits of a batch share one.
 
-    Args:
-        identity: whom batch ids belong to.
-        role: what the commit is for.
-        about: what else tells it from commits to the same table. Side tables outlive a dropped target, so
-            their ids carry the target's Delta table id: batches that are delivered from 0 again, to a
-            target made anew, must not be taken for those of the old one.
+    `about` is what else tells it from commits to the same table: a side table outlives a dropped target, so its ids
+    have the target's Delta table id.
     """
     return "/".join([identity, role] if about is None else [identity, role, about])
 

@@ -1,4 +1,4 @@
-"""What observers of micro-batches see: traces and lineage are two of them."""
+"""`Observer` of micro-batches: traces and lineage are two of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MicroBatch:
     began_ns: int
     """When the source began to read it."""
     location: str | None = None
-    """Path or URI of the target table; None while only its catalog could tell."""
+    """Path or URI of the target table; None while only its catalog knows it."""
     phases: Sequence[tuple[Phase, int, int]] = ()
     """Phase, begin and end, in order and without gaps; a phase can recur. Empty before the end."""
     result: MergeResult | None = None

@@ -1,4 +1,4 @@
-"""What one call of the sink did: every event has one fate, every second one phase."""
+"""Results of a call of the sink: every event has one fate, every second one phase."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFLICTS = (
     "ConcurrentTransactionException",
     "DeltaConcurrentModificationException",
 )
-"""Delta's classes of lost optimistic commits (delta-spark 4.4.0, `delta.exceptions`); the last is their umbrella."""
+"""Delta's classes of lost optimistic commits (delta-spark 4.4.0, `delta.exceptions`); the last is their base."""
 
 Mode = Literal["mark", "rewrite"]
 ENGINES = ("driver", "spark")
@@ -39,15 +39,14 @@ ROUTING_REASONS = (TARGET_FAILED, UNKNOWN_ROUTE)
 
 Refusal = Literal["storage", "table_feature", "column", "shape", "filter", "schema_change", "memory", "cost", "failed"]
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
-"""Why a batch that could choose went to Spark instead of being merged in the driver."""
+"""Why a batch under `engine='auto'` was merged by Spark, not in the driver."""
 
 Phase = Literal[
     "read", "prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "maintenance", "other"
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""Where the wall time of a call goes; together they are the whole call. `read`: before the sink has the events, of a
-Kafka job fetching and decoding the records, of `MergeSinks` the evaluation of the source."""
-
+"""Phases of a call; they add up to it. `read`: before the sink has the events, in a Kafka job fetching and decoding, in
+`MergeSinks` the evaluation of the source."""
 
 MaintenanceOutcome = Literal["done", "nothing", "no_memory", "lost", "failed"]
 MAINTENANCE_OUTCOMES: tuple[MaintenanceOutcome, ...] = get_args(MaintenanceOutcome)
@@ -72,29 +71,29 @@ class MaintenanceRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadDebt:
-    """What merges in the driver have left for readers of the target to pay, until files are put together."""
+    """What merges in the driver cost readers of the target, until files are compacted."""
 
     rows: int
-    """In the target's files, deleted ones included; files of which the log does not tell are left out."""
+    """Rows in the target's files, deleted ones included, as far as the log has numbers."""
     deleted_rows: int
-    """Of them, marked as deleted: read, and thrown away."""
+    """Those of them that are marked as deleted."""
     awaiting_files: int
-    """Files that rounds of compaction would write again now: many small ones, and such that have lost many rows."""
+    """Files that a compaction would rewrite now: small ones, and those that have lost many rows."""
 
     @property
     def deleted_share(self) -> float:
-        """Of all rows, 0 to 1."""
+        """Share of deleted rows, 0 to 1."""
         return self.deleted_rows / self.rows if self.rows else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tidied:
-    """What an engine did about the files that its merges leave, and what is left of them."""
+    """Maintenance of the files that an engine's merges leave, and their read debt."""
 
     maintenance: MaintenanceRun | None = None
     """None where nothing was due."""
     debt: ReadDebt | None = None
-    """None where nobody could look."""
+    """None where it is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +130,7 @@ class EventCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeResult:
-    """What the last call of a sink did."""
+    """The result of the last call of a sink."""
 
     target: str
     """Label of the sink, as in metrics."""
@@ -175,7 +174,7 @@ class MergeResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedBatch:
-    """What a call that raised had spent by then."""
+    """The time that a call spent before it raised."""
 
     target: str
     query: str

@@ -1,4 +1,4 @@
-"""What a sink is told to do: frozen settings, checked as far as possible without Spark."""
+"""The settings of a sink: frozen, checked as far as possible without Spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pyspark.sql import Column
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import locations, names
-from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.table_ref import TableRef
 
 Engine = Literal["auto", "spark", "driver"]
@@ -48,7 +47,7 @@ class Driver:
     memory_bytes: int | None = None
     """Most memory that a merge there may need; None: chosen from what is free."""
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
-    """How it reaches an object store; never logged, never in a repr. None: on S3 and Azure as Spark's settings say."""
+    """How it reaches an object store; never logged, never in a repr. None: on S3 and Azure by Spark's settings."""
     single_writer: bool = False
     """Promise that nobody else writes to the target; without it an object store is left to Spark, unless commits
     exclude each other there (on S3 by `streammerge.ConditionalPutLogStore`)."""
@@ -64,7 +63,56 @@ RENAMED: Mapping[str, str] = {
     "storage_options": "driver=Driver(storage_options=…)",
     "native_memory_bytes": "driver=Driver(memory_bytes=…)",
 }
-"""Arguments of `MergeSink` of before, and what they are now."""
+"""Former arguments of `MergeSink` -> the present ones."""
+
+
+SMALL_BYTES = 32 << 20
+"""Smaller files are compacted; each byte of a partition is rewritten until its file reaches this size."""
+_REMOVED = {
+    "zorder_by": "create the table with cluster_by, or run OPTIMIZE … ZORDER BY yourself",
+    "vacuum_after": "set vacuum, and the table property delta.deletedFileRetentionDuration",
+    "budget_seconds": "raise every to compact less often",
+    "budget": "raise every to compact less often",
+    "force": "shorten the table property delta.deletedFileRetentionDuration instead",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Maintenance:
+    """Compacts and vacuums the target at the end of a call, after the target's commit. It never fails a batch."""
+
+    optimize: bool = True
+    """OPTIMIZE small files, purge removed rows where they are many, and cluster new files of a clustered table."""
+    vacuum: bool = False
+    """VACUUM the target and its side tables, at most once a day: delete files that the table has not needed for its own
+    `delta.deletedFileRetentionDuration`."""
+    every: int = 100
+    """After how many calls that changed a row."""
+
+    def __new__(cls, **settings: object) -> Maintenance:  # noqa: D102 - the dataclass has the signature
+        if problems := removed_settings(settings):
+            raise ConfigError(problems)
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        problems = list(_maintenance_problems(self))
+        if problems:
+            raise ConfigError(problems)
+
+
+def removed_settings(names: Iterable[str]) -> list[str]:
+    """What replaces each of these settings of earlier versions."""
+    return [f"[UNKNOWN_SETTING] {name} is not a setting; {_REMOVED[name]}" for name in names if name in _REMOVED]
+
+
+def _maintenance_problems(wanted: Any) -> Iterable[str]:
+    for name in ("optimize", "vacuum"):
+        if not isinstance(getattr(wanted, name), bool):
+            yield f"[INVALID_SETTING] {name}={getattr(wanted, name)!r} must be True or False"
+    if not isinstance(wanted.every, int) or isinstance(wanted.every, bool) or wanted.every < 1:
+        yield f"[INVALID_SETTING] every={wanted.every!r} must be a whole number of calls, 1 or more"
+    if not wanted.optimize and not wanted.vacuum:
+        yield "[CONFLICTING_SETTINGS] optimize and vacuum are both off, so nothing is left to do; remove maintenance"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,31 +144,19 @@ class RetryPolicy:
 
 
 class ShapeSettings(Protocol):
-    """What settings have to know of a shape; the whole of it is `shapes.base.Shape`."""
+    """The part of `shapes.base.Shape` that settings use."""
 
     name: ClassVar[str]
     remembers_deletes: ClassVar[bool]
     keeps_sequence: ClassVar[bool]
     needs_whole_events: ClassVar[bool]
     is_whole: ClassVar[bool]
-
-    @property
-    def only_inserts(self) -> bool:
-        """Whether no row is ever changed or removed."""
-        ...
-
-    @property
-    def concerns_missing(self) -> bool:
-        """Whether rows whose key no event of a batch has are concerned."""
-        ...
-
-    @property
-    def kept_beside(self) -> Mapping[str, str]:
-        """Columns of the target that the source does not have -> SQL over the row `t`."""
-        ...
+    only_inserts: bool
+    concerns_missing: bool
+    kept_beside: Mapping[str, str]
 
     def problems(self, spec: MergeSpec) -> Iterable[str]:
-        """What of the settings cannot work with this shape, a sentence each."""
+        """The settings that cannot work with this shape."""
         ...
 
 
@@ -152,15 +188,15 @@ class MergeSpec:
     tombstones: bool = True
     """Remember deletes, so that a late upsert cannot revive a key. Switch off only for sources ordered per key."""
     tombstone_retention_seconds: float | None = None
-    """None keeps remembered deletes forever: forgetting one lets an older upsert revive its key."""
+    """See `Tombstones.retention_seconds`."""
     create_target: bool = True
     """Create the target from the first batch when it is missing."""
     partition_by: tuple[str, ...] = ()
-    """Partition columns of a target that the sink creates."""
+    """See `Create`."""
     cluster_by: tuple[str, ...] = ()
-    """Liquid clustering columns of a target that the sink creates."""
+    """See `Create`."""
     table_properties: Mapping[str, str] = field(default_factory=dict)
-    """Table properties of a target that the sink creates."""
+    """See `Create.properties`."""
     change_data_feed: bool = True
     """Make sure that `delta.enableChangeDataFeed` is on, also on an existing target."""
     schema_evolution: SchemaEvolution = False
@@ -175,25 +211,24 @@ class MergeSpec:
     name: str | None = None
     """Bounded label for metrics and logs; part of the identity only because it was passed. None: from the target."""
     single_writer: bool = False
-    """Promise that nobody else writes to the target; without it an object store is left to Spark, unless commits
-    exclude each other there."""
+    """See `Driver`."""
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
-    """How delta-rs reaches an object store; never logged, never in a repr. None: on S3 as Spark's settings say."""
+    """See `Driver`; never logged."""
     driver_memory_bytes: int | None = None
-    """Most memory of the driver that a merge there may need; None: chosen from what is free."""
+    """See `Driver.memory_bytes`."""
     maintenance: Maintenance | None = None
-    """What is done for the target's files now and then; None: nothing."""
+    """Maintenance of the target's files; None: never."""
     target_filter: str | None = None
-    """SQL over the row `t`: the only part of the target in which a batch's keys are; None: they may lie anywhere."""
+    """SQL over the row `t`: the only part of the target that can have a batch's keys; None: all of it."""
     shape: ShapeSettings | None = None
     """What a batch means for the table; None: its changes."""
     source_columns: frozenset[str] = frozenset()
-    """Those of `names.SOURCE_COLUMNS` that the source carries; from other sources they are refused."""
+    """Those of `names.SOURCE_COLUMNS` that the source has; from other sources they are refused."""
     position_components: int | None = None
-    """So many leading components of the sequence are where the event stands in the source's log; the others only
-    tell deliveries apart. An event that repeats a row in every column and in these is no change. None: all are."""
+    """How many leading components of the sequence are the event's position in the source's log; the others tell
+    deliveries apart. An event that repeats a row in every column and in these is not a change. None: all are."""
     skip_unchanged: bool = False
-    """Whether an event that repeats a row in every column is no change even with a newer sequence."""
+    """Whether an event that repeats a row in every column is not a change even with a newer sequence."""
 
     def __post_init__(self) -> None:
         for name in ("target", "quarantine_target"):
@@ -205,7 +240,7 @@ class MergeSpec:
 
     @property
     def keeps_sequence(self) -> bool:
-        """Whether the sequence of a row is kept with it."""
+        """Whether the sequence is stored with the row."""
         return self.shape is None or self.shape.keeps_sequence
 
     @property
@@ -215,12 +250,12 @@ class MergeSpec:
 
     @property
     def concerns_missing(self) -> bool:
-        """Whether rows whose key no event of a batch has are concerned, too."""
+        """Whether rows whose key no event of a batch has are concerned."""
         return self.shape is not None and self.shape.concerns_missing
 
     @property
     def is_whole(self) -> bool:
-        """Whether a batch is a copy of the whole table."""
+        """Whether a batch is a full copy of the table."""
         return self.shape is not None and self.shape.is_whole
 
     @property
@@ -230,90 +265,100 @@ class MergeSpec:
 
     @property
     def tombstone_target(self) -> TableRef:
-        """Where deletes are remembered."""
+        """The table of remembered deletes."""
         return self.target.tombstones
 
     @property
     def quarantine_table(self) -> TableRef:
-        """Where events that break the contract go."""
+        """The table of events that break the contract."""
         return self.quarantine_target or self.target.quarantine
 
 
 def _problems(spec: MergeSpec) -> list[str]:
-    of_columns = (*_column_problems(spec), *_selection_problems(spec))
-    of_shape = () if spec.shape is None else spec.shape.problems(spec)
-    return [*of_columns, *of_shape, *_value_problems(spec), *_filter_problems(spec), *_layout_problems(spec)]
+    return [
+        *_column_problems(spec),
+        *_selection_problems(spec),
+        *(() if spec.shape is None else spec.shape.problems(spec)),
+        *_value_problems(spec),
+        *_type_problems(spec),
+        *_location_problems(spec),
+        *_filter_problems(spec),
+        *_list_problems("partition_by", spec.partition_by, may_be_empty=True),
+        *_list_problems("cluster_by", spec.cluster_by, may_be_empty=True),
+    ]
 
 
-def _column_problems(spec: MergeSpec) -> list[str]:
-    found = _list_problems("keys", spec.keys, may_be_empty=False)
+def _column_problems(spec: MergeSpec) -> Iterable[str]:
+    yield from _list_problems("keys", spec.keys, may_be_empty=False)
     if not isinstance(spec.sequence_by, Column):
-        found.extend(_list_problems("sequence_by", spec.sequence_by, may_be_empty=spec.shape is not None))
-        found.extend(
-            f"[CONFLICTING_SETTINGS] sequence_by={name!r} is also a key; a key cannot order its own versions"
-            for name in spec.sequence_by
-            if name in spec.keys
-        )
+        yield from _list_problems("sequence_by", spec.sequence_by, may_be_empty=spec.shape is not None)
+        for name in (name for name in spec.sequence_by if name in spec.keys):
+            yield f"[CONFLICTING_SETTINGS] sequence_by={name!r} is also a key; a key cannot order its own versions"
     if isinstance(spec.apply_as_deletes, str) and not spec.apply_as_deletes.strip():
-        found.append("[INVALID_SETTING] apply_as_deletes is an empty string; use None when there are no deletes")
-    return found
+        yield "[INVALID_SETTING] apply_as_deletes is an empty string; use None when there are no deletes"
 
 
-def _selection_problems(spec: MergeSpec) -> list[str]:
-    found: list[str] = []
+def _selection_problems(spec: MergeSpec) -> Iterable[str]:
     if spec.column_list is not None and spec.except_column_list is not None:
-        found.append("[CONFLICTING_SETTINGS] column_list and except_column_list are both given; keep one of them")
+        yield "[CONFLICTING_SETTINGS] column_list and except_column_list are both given; keep one of them"
     if spec.column_list is not None:
-        found.extend(_list_problems("column_list", spec.column_list, may_be_empty=False))
-        # Whether case matters is a setting of the session; here only what no session could match is refused.
+        yield from _list_problems("column_list", spec.column_list, may_be_empty=False)
+        # The session decides whether case matters; here only what no session could match is refused.
         listed = {name.lower() for name in spec.column_list if isinstance(name, str)}
         missing = [key for key in spec.keys if isinstance(key, str) and key.lower() not in listed]
         if missing:
-            found.append(f"[CONFLICTING_SETTINGS] column_list lacks key(s) {missing!r}; add them")
+            yield f"[CONFLICTING_SETTINGS] column_list lacks key(s) {missing!r}; add them"
     if spec.except_column_list is not None:
-        found.extend(_list_problems("except_column_list", spec.except_column_list, may_be_empty=True))
+        yield from _list_problems("except_column_list", spec.except_column_list, may_be_empty=True)
         dropped = [key for key in spec.keys if key in spec.except_column_list]
         if dropped:
-            found.append(f"[CONFLICTING_SETTINGS] except_column_list names key(s) {dropped!r}; remove them from it")
-    return found
+            yield f"[CONFLICTING_SETTINGS] except_column_list names key(s) {dropped!r}; remove them from it"
 
 
-def _value_problems(spec: MergeSpec) -> list[str]:
-    found: list[str] = []
+_CHOICES = {
+    "on_invalid": ("must be one of 'quarantine', 'fail'", ("quarantine", "fail")),
+    "engine": ("must be one of 'auto', 'spark', 'driver'", ("auto", "spark", "driver")),
+    "schema_evolution": ("must be False, True or 'widen'", (False, True, "widen")),
+}
+
+
+def _value_problems(spec: MergeSpec) -> Iterable[str]:
     if not isinstance(spec.target, str) or not spec.target.strip():
-        found.append("[MISSING_SETTING] target is empty; set a catalog name, a path or a URI")
-    choices: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-        ("on_invalid", spec.on_invalid, ("quarantine", "fail")),
-        ("engine", spec.engine, ("auto", "spark", "driver")),
-    )
-    for setting, value, allowed in choices:
-        if value not in allowed:
-            found.append(f"[INVALID_SETTING] {setting}={value!r} must be one of {', '.join(map(repr, allowed))}")
-    if spec.schema_evolution not in (False, True, "widen"):
-        found.append(f"[INVALID_SETTING] schema_evolution={spec.schema_evolution!r} must be False, True or 'widen'")
+        yield "[MISSING_SETTING] target is empty; set a catalog name, a path or a URI"
+    for setting, (what, allowed) in _CHOICES.items():
+        if getattr(spec, setting) not in allowed:
+            yield f"[INVALID_SETTING] {setting}={getattr(spec, setting)!r} {what}"
     seconds: object = spec.tombstone_retention_seconds
     if seconds is not None and not _is_positive(seconds, below=_MOST_SECONDS):
-        found.append(
+        yield (
             f"[INVALID_SETTING] retention_seconds={seconds!r} must be a positive number up to"
             f" {_MOST_SECONDS:,}, or None to keep deletes forever"
         )
     memory: object = spec.driver_memory_bytes
     if memory is not None and not _is_positive(memory):
-        found.append(f"[INVALID_SETTING] memory_bytes={memory!r} must be a positive number of bytes")
-    maintenance: object = spec.maintenance
-    if not isinstance(maintenance, Maintenance | None):
-        found.append(f"[INVALID_SETTING] maintenance={maintenance!r} must be a Maintenance, or None")
-    texts: tuple[tuple[str, object], ...] = (
-        ("app_id", spec.app_id),
-        ("name", spec.name),
-        ("quarantine_target", spec.quarantine_target),
-    )
-    found.extend(
-        f"[INVALID_SETTING] {setting}={text!r} must be a non-empty string, or None"
-        for setting, text in texts
-        if text is not None and not (isinstance(text, str) and text.strip())
-    )
-    return [*found, *_type_problems(spec), *_place_problems(spec)]
+        yield f"[INVALID_SETTING] memory_bytes={memory!r} must be a positive number of bytes"
+    if spec.partition_by and spec.cluster_by:
+        yield "[CONFLICTING_SETTINGS] partition_by and cluster_by are both given; Delta allows one of them"
+    for setting in ("app_id", "name", "quarantine_target"):
+        text: object = getattr(spec, setting)
+        if text is not None and not (isinstance(text, str) and text.strip()):
+            yield f"[INVALID_SETTING] {setting}={text!r} must be a non-empty string, or None"
+    yield from _text_problems("properties", spec.table_properties)
+    if spec.storage_options is not None:
+        yield from _text_problems("storage_options", spec.storage_options)
+
+
+def _type_problems(spec: MergeSpec) -> Iterable[str]:
+    for setting in ("tombstones", "create_target", "change_data_feed", "single_writer"):
+        if not isinstance(getattr(spec, setting), bool):
+            yield f"[INVALID_SETTING] {setting}={getattr(spec, setting)!r} must be True or False"
+    deletes: object = spec.apply_as_deletes
+    if not isinstance(deletes, str | Column | None):
+        yield f"[INVALID_SETTING] apply_as_deletes={deletes!r} must be SQL text or a Column"
+    for setting, kind in (("retry", RetryPolicy), ("maintenance", Maintenance)):
+        value: object = getattr(spec, setting)
+        if not isinstance(value, kind) and (value is not None or setting == "retry"):
+            yield f"[INVALID_SETTING] {setting}={value!r} must be a {kind.__name__}, or None"
 
 
 _MOST_SECONDS = 10**11
@@ -324,29 +369,11 @@ def _is_positive(value: object, *, below: float = 1e18) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return False
     number: Any = value
-    if isinstance(value, Decimal) and value.is_nan():
-        return False
-    return bool(0 < number < below)
-
-
-def _type_problems(spec: MergeSpec) -> Iterable[str]:
-    for setting in ("tombstones", "create_target", "change_data_feed", "single_writer"):
-        value: object = getattr(spec, setting)
-        if not isinstance(value, bool):
-            yield f"[INVALID_SETTING] {setting}={value!r} must be True or False"
-    deletes: object = spec.apply_as_deletes
-    if not isinstance(deletes, str | Column | None):
-        yield f"[INVALID_SETTING] apply_as_deletes={deletes!r} must be SQL text or a Column"
-    policy: object = spec.retry
-    if not isinstance(policy, RetryPolicy):
-        yield f"[INVALID_SETTING] retry={policy!r} must be a RetryPolicy, or None"
-    yield from _text_problems("properties", spec.table_properties)
-    if spec.storage_options is not None:
-        yield from _text_problems("storage_options", spec.storage_options)
+    return not (isinstance(value, Decimal) and value.is_nan()) and bool(0 < number < below)
 
 
 def _text_problems(setting: str, given: object) -> Iterable[str]:
-    """Why this is no mapping of text to text; its values may be secrets."""
+    """Why this is not a mapping of text to text; its values may be secrets, and are not shown."""
     if not isinstance(given, Mapping):
         yield f"[INVALID_SETTING] {setting} must be a dict of str to str, got {type(given).__name__}"
         return
@@ -355,8 +382,8 @@ def _text_problems(setting: str, given: object) -> Iterable[str]:
         yield f"[INVALID_SETTING] {setting} has non-strings at {wrong!r}; quote names and values, as in 'true' and '7'"
 
 
-def _place_problems(spec: MergeSpec) -> Iterable[str]:
-    """A target without a place beside it, and side tables that are another of the sink's tables."""
+def _location_problems(spec: MergeSpec) -> Iterable[str]:
+    """A bucket root as target, and side tables that are another of the sink's tables."""
     if not isinstance(spec.target, str) or not spec.target.strip():
         return
     if spec.target.is_root and (spec.tombstones or (spec.on_invalid == "quarantine" and not spec.quarantine_target)):
@@ -367,14 +394,13 @@ def _place_problems(spec: MergeSpec) -> Iterable[str]:
     yield from _length_problems(spec)
     if not isinstance(spec.quarantine_target, str):
         return
-    place = TableRef(spec.quarantine_target).canonical
     for whose, other in (("the target", spec.target), ("the tombstone table", spec.tombstone_target)):
-        if place == TableRef(other).canonical:
+        if spec.quarantine_target.canonical == other.canonical:
             yield f"[CONFLICTING_SETTINGS] quarantine_target={spec.quarantine_target!r} is {whose}; use another table"
 
 
 def _length_problems(spec: MergeSpec) -> Iterable[str]:
-    """The target's folder on a local disk, whose name the side tables repeat behind a prefix."""
+    """A local folder name too long for the side tables, which repeat it behind a prefix."""
     wanted = [spec.target]
     wanted += [spec.tombstone_target] if spec.tombstones else []
     wanted += [spec.quarantine_table] if spec.on_invalid == "quarantine" and not spec.quarantine_target else []
@@ -392,46 +418,34 @@ _LONGEST_FOLDER = 255
 """Bytes of one name on the file systems of Linux and macOS."""
 
 
-def _filter_problems(spec: MergeSpec) -> list[str]:
+def _filter_problems(spec: MergeSpec) -> Iterable[str]:
     written: object = spec.target_filter
     if written is None:
-        return []
+        return
     if not isinstance(written, str) or not written.strip():
         example = "t.day >= '2024-06-01'"
-        return [f'[INVALID_SETTING] target_filter={written!r} must be SQL text over t, such as "{example}"']
-    found: list[str] = []
+        yield f'[INVALID_SETTING] target_filter={written!r} must be SQL text over t, such as "{example}"'
+        return
     if spec.engine == "driver":
-        found.append(
-            "[CONFLICTING_SETTINGS] target_filter is SQL, which engine='driver' does not execute; remove one of them"
-        )
+        yield "[CONFLICTING_SETTINGS] target_filter is SQL, which engine='driver' does not execute; remove one of them"
     if spec.is_whole:
-        found.append(
+        yield (
             "[CONFLICTING_SETTINGS] target_filter does not apply to snapshots; for a part of the table use"
             " shape=Snapshot(within=…)"
         )
-    return found
 
 
-def _layout_problems(spec: MergeSpec) -> list[str]:
-    found = _list_problems("partition_by", spec.partition_by, may_be_empty=True)
-    found.extend(_list_problems("cluster_by", spec.cluster_by, may_be_empty=True))
-    if spec.partition_by and spec.cluster_by:
-        found.append("[CONFLICTING_SETTINGS] partition_by and cluster_by are both given; Delta allows one of them")
-    return found
-
-
-def _list_problems(setting: str, values: tuple[str, ...], *, may_be_empty: bool) -> list[str]:
-    if not values:
-        return [] if may_be_empty else [f"[MISSING_SETTING] {setting} is empty; name at least one column"]
+def _list_problems(setting: str, values: tuple[str, ...], *, may_be_empty: bool) -> Iterable[str]:
+    if not values and not may_be_empty:
+        yield f"[MISSING_SETTING] {setting} is empty; name at least one column"
     wrong = [value for value in values if not isinstance(value, str) or not value]
     if wrong:
-        return [f"[INVALID_SETTING] {setting} holds {wrong!r}; every entry must be a column name"]
-    found: list[str] = []
+        yield f"[INVALID_SETTING] {setting} holds {wrong!r}; every entry must be a column name"
+        return
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
-        found.append(f"[INVALID_SETTING] {setting} names {twice!r} more than once; name each column once")
+        yield f"[INVALID_SETTING] {setting} names {twice!r} more than once; name each column once"
     reserved = sorted(value for value in values if names.is_reserved(value))
     if reserved:
         prefix = names.RESERVED_PREFIX
-        found.append(f"[RESERVED_COLUMN_NAME] {setting} names {reserved!r}; the prefix {prefix!r} is reserved")
-    return found
+        yield f"[RESERVED_COLUMN_NAME] {setting} names {reserved!r}; the prefix {prefix!r} is reserved"

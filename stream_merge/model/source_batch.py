@@ -1,4 +1,4 @@
-"""What a source tells about a batch beside its events."""
+"""What a source passes along with the events of a batch."""
 
 from __future__ import annotations
 
@@ -23,54 +23,53 @@ ORIGIN_TYPE = StructType(
         StructField("raw_value", BinaryType()),
     ]
 )
-"""Of `names.ORIGIN_COLUMN`."""
+"""Type of `names.ORIGIN_COLUMN`."""
 
 
 def _cannot_change() -> None:
-    """What a source is asked whose batches are the same whenever they are read."""
+    """`expect_whole` of a source whose batches never change."""
 
 
 Calls = Literal["every", "some", "routed"]
-"""For which batches of its query a sink is called: each; perhaps not each, by a function of the user's own; those with
-events for it, by `MergeSinks`."""
+"""For which batches of its query a sink is called: each; some, by a user's function; those with events for it, by
+`MergeSinks`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtHand:
-    """The events of a batch where they are in the driver already; the frame that comes with them holds the same."""
+    """The events of a batch that are in the driver already; the frame with them has the same."""
 
     events: pa.Table
     """The columns of the source, times in UTC."""
     sequence: tuple[str, ...]
-    """Columns that order the events of a key."""
+    """Columns of the sequence."""
     delete: str
-    """Column that tells deletes."""
+    """Boolean column: deletes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undecodable:
-    """What came as events and could not be read as such: received and quarantined, as the ledger has it."""
+    """Records that could not be decoded: received and quarantined in the ledger."""
 
     rows: DataFrame
-    """Of `quarantine.SCHEMA`; committed to the quarantine before the target."""
+    """Rows of `quarantine.SCHEMA`; committed before the target."""
     events: int
-    """How many there are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MostUndecodable:
-    """The share of a batch's records that may be undecodable; above it the format is set wrong rather than the data."""
+    """The largest share of undecodable records in a batch; above it the format is wrong rather than the data."""
 
     share: float
     setting: str
-    """Where it is set."""
+    """Name of the setting."""
 
     def is_exceeded(self, undecodable: int, records: int) -> bool:
-        """Whether a batch is to be refused; a small one never is."""
+        """Whether a batch is refused; a small one never is."""
         return records >= _SHARE_COUNTS_FROM and undecodable > self.share * records
 
     def error(self, undecodable: int, records: int, *, target: str, batch_id: int, example: str) -> ContractError:
-        """Of a batch that is refused."""
+        """The error of a batch that is refused."""
         msg = (
             f"[UNDECODABLE_RECORDS] {undecodable} of {records} records of batch {batch_id} for {target!r} are"
             f" undecodable, more than {self.setting} ({self.share:g}); correct the format or the schema, or raise the"
@@ -85,30 +84,30 @@ _SHARE_COUNTS_FROM = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intake:
-    """Passed along with the events of one batch; nothing of it reaches the target's rows."""
+    """What comes along with the events of one batch; nothing of it is stored in rows."""
 
     recorded: Mapping[str, Any] = field(default_factory=dict)
-    """Kept in the metadata of the target's commit, beside the sink's own fields: where the events came from."""
+    """Written into the metadata of the target's commit: where the events came from."""
     at_hand: AtHand | None = None
-    """The events once more, for an evaluation without Spark; None where they are not in the driver."""
+    """The events in the driver, for an evaluation without Spark; None where they are not there."""
     query: str = "direct"
     """Label of the caller in metrics, where no streaming query delivers the batch."""
     calls: Calls = "some"
     """For which batches of its query the sink is called."""
     expect_whole: Callable[[], None] = _cannot_change
-    """Asked before the events are read and again when they have been, before anything is written; raises where they
-    are not all of one state of the source."""
+    """Called before the events are read and again afterwards, before anything is written; raises where they are not all
+    of one state of the source."""
     undecodable: Undecodable | None = None
-    """Not among the events; None where there is nothing of the kind."""
+    """Undecodable records, which are not among the events."""
     column_defaults: Mapping[str, str | bytes] = field(default_factory=dict)
-    """Column -> value that the source gave its rows when it added the column, as Spark casts it to the column's type.
-    Where the batch adds the column to the target, the target's rows get it, too."""
+    """Column -> value that the source gave its rows when it added the column; where the batch adds the column to the
+    target, the target's rows get it, too."""
     most_undecodable: MostUndecodable | None = None
-    """Of the events; None: the source has looked itself, or any number may be."""
+    """Limit for the events; None: the source has checked it, or there is none."""
     began: float | None = None
     """`time.perf_counter()` when the source began to read the batch; None: with the call."""
 
     @property
     def undecodable_events(self) -> int:
-        """How many of them there are."""
+        """Number of undecodable records."""
         return 0 if self.undecodable is None else self.undecodable.events

@@ -1,4 +1,4 @@
-"""A table as its user names it, parsed once: a catalog name, or a path or URI."""
+"""`TableRef`: a table as the user names it, parsed once: a catalog name, or a path or URI."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ _PATH_IDENTIFIER = re.compile(r"^delta\.`(?P<path>.+)`$", re.IGNORECASE)
 
 
 class TableRef(str):
-    """The text as it was given, and what it denotes.
-
-    A text with a slash or a colon outside of quotes is a path or URI, any other one a catalog name.
-    """
+    """The text as given, and its table: a path or URI (slash or colon outside of quotes), else a catalog name."""
 
     @cached_property
     def path(self) -> str | None:
         """The normalized path or URI; None for a catalog name.
 
-        Without `delta.` wrapping, trailing slashes and the empty authority of `file:///`; S3 as `s3a:`. What is a path
-        stays one: `orders/` becomes `./orders`, since `orders` is a name.
+        Without `delta.` wrapping, trailing slashes and the empty authority of `file:///`; S3 as `s3a:`. `orders/`
+        becomes `./orders`, since `orders` is a name.
         """
         if not _denotes_path(self):
             return None
@@ -45,19 +42,19 @@ class TableRef(str):
 
     @cached_property
     def local(self) -> Path | None:
-        """The folder on this machine, by the path's own scheme; None for a catalog name and for an object store."""
+        """The folder on this machine; None for a catalog name and for an object store."""
         return None if self.path is None else local_path(self.path)
 
     @cached_property
     def canonical(self) -> str:
-        """One spelling per table, as far as its name tells: no catalog and no object store is asked."""
+        """One spelling per table, by its name alone."""
         if self.path is not None:
             return canonical_location(self.path)
         return ".".join(names.quote(part) for part in _parts(self.casefold()))
 
     @property
     def sql(self) -> str:
-        """As it is written in SQL; a catalog name is already SQL."""
+        """The table in SQL."""
         return str(self) if self.path is None else f"delta.{names.quote(self.path)}"
 
     @property
@@ -67,16 +64,12 @@ class TableRef(str):
 
     @property
     def is_root(self) -> bool:
-        """Whether it is a bucket, a container or another object store root, beside which no table can be located."""
+        """Whether it is the root of an object store, beside which no table can be located."""
         inside = None if self.path is None else _IN_STORE.fullmatch(f"{self.path}/")
         return inside is not None and not inside["path"].strip("/")
 
     def beside(self, prefix: str) -> TableRef:
-        """A table of the sink in the same schema or the same parent folder.
-
-        Args:
-            prefix: of its name.
-        """
+        """The table whose name has a prefix, in the same schema or parent folder."""
         if self.path is not None:
             parent, slash, last = self.path.rpartition("/")
             return TableRef(f"{parent}{slash}{prefix}{last}")
@@ -85,12 +78,12 @@ class TableRef(str):
 
     @property
     def tombstones(self) -> TableRef:
-        """The table of its remembered deletes, beside it."""
+        """Its tombstone table."""
         return self.beside(names.TOMBSTONE_TABLE_PREFIX)
 
     @property
     def quarantine(self) -> TableRef:
-        """Its quarantine, beside it, unless a setting names another one."""
+        """Its quarantine, unless a setting names another one."""
         return self.beside(names.QUARANTINE_TABLE_PREFIX)
 
 
@@ -100,7 +93,7 @@ def _denotes_path(text: str) -> bool:
 
 
 def _resolved(uri: re.Match[str]) -> str:
-    """A URI without `.`, `..` and double slashes in its path, as Hadoop's `Path` makes it one."""
+    """A URI without `.`, `..` and double slashes in its path, as Hadoop's `Path` resolves it."""
     inside = posixpath.normpath(f"/{uri['path'].lstrip('/')}").rstrip("/")
     return f"{uri['store']}{inside}"
 
@@ -125,5 +118,5 @@ def _parts(name: str) -> list[str]:
 
 
 def canonical_folder(path: str) -> str:
-    """One spelling per folder of a checkpoint; without a slash, too, it is a path."""
+    """One spelling per checkpoint folder; without a slash, too, it is a path."""
     return canonical_location(TableRef(path).path or path)

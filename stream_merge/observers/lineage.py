@@ -41,20 +41,20 @@ PRODUCER = f"urn:stream-merge:{version('stream-merge')}"
 LEDGER_SCHEMA = "urn:stream-merge:ledger-output-dataset-facet:1"
 """`$id` of docs/assets/ledger-facet.json."""
 _WAITING = 1_000
-"""Events that wait for the server; while it is away, later ones are dropped."""
+"""Most events that wait for the server; later ones are dropped."""
 _SECONDS = 5.0
-"""A request may take, and the end of the process waits for the last ones."""
+"""Timeout of a request, and of the last ones at the end of the process."""
 _CANONICAL = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "wasb": "wasbs"}
 """Scheme of Hadoop -> scheme of OpenLineage's names."""
 _WITHOUT_SLASH = ("s3", "gs", "abfss", "wasbs", "kafka")
-"""Schemes whose names do not begin with one."""
+"""Schemes whose names do not start with a slash."""
 _URI = re.compile(r"(?:([a-z][a-z0-9+.-]+):)?(?://([^/]*))?(.*)", re.DOTALL)
-"""Scheme, server and path; in paths no character stands for another one."""
+"""Scheme, server and path, without percent-decoding."""
 
 
 @attr.define
 class LedgerFacet(OutputDatasetFacet):
-    """What became of the events of a batch."""
+    """The events of a batch by fate."""
 
     batchId: int  # noqa: N815 - as all facets spell
     outcome: str
@@ -137,12 +137,12 @@ def _output(batch: MicroBatch, location: str) -> OutputDataset:
             for number, field in enumerate(batch.schema.fields, 1)
         ]
         facets["schema"] = schema_dataset.SchemaDatasetFacet(columns, producer=PRODUCER)
-    found = batch.result
-    if found is None:
+    result = batch.result
+    if result is None:
         return OutputDataset(*dataset(location), facets=facets)
-    if found.version is not None:
-        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(found.version), producer=PRODUCER)
-    ledger = LedgerFacet(found.batch_id, found.outcome, found.engine, asdict(found.events), producer=PRODUCER)
+    if result.version is not None:
+        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(result.version), producer=PRODUCER)
+    ledger = LedgerFacet(result.batch_id, result.outcome, result.engine, asdict(result.events), producer=PRODUCER)
     return OutputDataset(*dataset(location), facets=facets, outputFacets={"streamMerge_ledger": ledger})
 
 
@@ -158,14 +158,14 @@ class _Sender:
         atexit.register(self.close)
 
     def send(self, event: RunEvent | None) -> None:
-        """Hand over an event, None for the last one; drop it where too many wait."""
+        """Queue an event, None for the end; drop it where too many wait."""
         try:
             self._events.put_nowait(event)
         except Full:
             self._lost += 1
 
     def close(self) -> None:
-        """Wait for what is to be sent, not long, and not for a server that is away."""
+        """Wait a few seconds for queued events, not for an unavailable server."""
         self.send(None)
         if not self._lost:
             self._thread.join(_SECONDS)
@@ -187,7 +187,7 @@ class _Sender:
 
 @cache
 def _sender(url: str, api_key: str | None) -> _Sender:
-    """One for each server, whatever number of sinks. urllib3 would log a warning for each retry."""
+    """The sender of a server, without retries, for which urllib3 logs warnings."""
     auth = {} if api_key is None else {"type": "api_key", "api_key": api_key}
     http = {"type": "http", "url": url, "timeout": _SECONDS, "auth": auth, "retry": {"total": 0}}
     return _Sender(OpenLineageClient(config={"transport": http}))

@@ -48,10 +48,10 @@ class Traces:
 
 
 def _attributes(result: MergeResult) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {
+    attributes: dict[str, AttributeValue] = {
         "stream_merge.outcome": result.outcome,
         "stream_merge.engine": result.engine,
         "stream_merge.attempts": result.attempts,
         **{f"stream_merge.events.{fate}": getattr(result.events, fate) for fate in ("received", *FATES)},
     }
-    return found if result.version is None else {**found, "stream_merge.version": result.version}
+    return attributes if result.version is None else {**attributes, "stream_merge.version": result.version}

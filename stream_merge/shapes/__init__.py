@@ -1,4 +1,4 @@
-"""What a batch means for a table: which rows meet, and what becomes of them; no engine is known here."""
+"""The shapes: what a batch means for a table. No engine is imported here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stream_merge.shapes.insert_only import InsertOnly
 from stream_merge.shapes.snapshot import Snapshot
 
 SHAPES: tuple[type[Shape], ...] = (Changes, InsertOnly, Clauses, Snapshot)
-"""Every shape there is; command line and job file know those that need no arguments by their names."""
+"""Every shape; command line and job file name those that need no arguments."""
 
 __all__ = [
     "SHAPES",
@@ -21,8 +21,8 @@ __all__ = [
     "Shape",
     "Snapshot",
     "checked",
+    "from_name",
     "known_shapes",
-    "of_name",
     "shape_of",
     "when_matched",
     "when_not_matched",
@@ -31,15 +31,15 @@ __all__ = [
 
 
 def shape_of(spec: MergeSpec) -> Shape:
-    """The shape that a sink was told, or the default one."""
+    """The sink's shape; Changes by default."""
     return checked(Changes() if spec.shape is None else spec.shape, target=spec.target)
 
 
 def checked(shape: object, *, target: str) -> Shape:
-    """The shape, if it is one.
+    """The shape.
 
     Raises:
-        ConfigError: it is none; the class of a shape, without parentheses, is none either.
+        ConfigError: it is not an instance of a shape.
     """
     if not isinstance(shape, Shape):
         msg = f"[INVALID_SETTING] shape={shape!r} must be one of stream_merge.shapes, such as Changes()"
@@ -48,14 +48,10 @@ def checked(shape: object, *, target: str) -> Shape:
 
 
 def known_shapes() -> list[str]:
-    """The names of the shapes that need no more than that, the default one first."""
+    """Names of the shapes that need no arguments, the default first."""
     return [shape.name for shape in SHAPES if not shape.needs_arguments]
 
 
-def of_name(name: str) -> Shape:
-    """The shape of that name.
-
-    Raises:
-        KeyError: there is none.
-    """
+def from_name(name: str) -> Shape:
+    """The shape of a name; KeyError if there is none."""
     return {shape.name: shape for shape in SHAPES if not shape.needs_arguments}[name]()

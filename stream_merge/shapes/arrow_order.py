@@ -1,12 +1,15 @@
-"""Order and equality of Arrow values as Spark has them, as Python values that compare accordingly."""
+"""Order and equality of Arrow values as Spark has them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import islice, pairwise
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import StructField, StructType
 
 from stream_merge.model.snapshot import HIVE_NULL
 
@@ -14,10 +17,11 @@ _NULL: tuple[Any, ...] = (0,)
 
 
 def orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """Values that compare as in Spark's ascending order and are equal where Spark's `<=>` says so.
+    """Python values that compare as in Spark's ascending order and are equal where Spark's `<=>` says so.
 
-    NULL is less than anything; NaN is greater than any number and equals itself; 0.0 equals -0.0;
-    text compares by its bytes, which is by code point; structs and arrays compare item by item, a shorter array first.
+    NULL is less than anything; NaN is greater than any number and equals itself; 0.0 equals -0.0; text compares by its
+    bytes; structs and arrays compare item by item, a shorter array first; maps as their entries in the order of the
+    keys (`columns.canonical`).
     """
     if isinstance(values, pa.ChunkedArray):
         return [item for chunk in values.chunks for item in orderable(chunk)]
@@ -27,6 +31,8 @@ def orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
         rows: list[Any] = list(zip(*parts, strict=True)) if parts else [()] * len(values)
     elif pa.types.is_list(dtype):
         rows = _lists(values)
+    elif pa.types.is_map(dtype):
+        rows = _maps(values)
     elif pa.types.is_timestamp(dtype):
         rows = values.cast(pa.int64()).to_pylist()
     elif pa.types.is_date(dtype):
@@ -41,13 +47,31 @@ def orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
 
 
 def _lists(values: pa.ListArray) -> list[tuple[Any, ...]]:
-    items = orderable(values.flatten())
-    found, start = [], 0
-    for length in pc.list_value_length(values).to_pylist():
-        end = start + (length or 0)
-        found.append(tuple(items[start:end]))
-        start = end
-    return found
+    items = iter(orderable(values.flatten()))
+    return [tuple(islice(items, length or 0)) for length in pc.list_value_length(values).to_pylist()]
+
+
+def leaves(dtype: StructType) -> Iterator[tuple[tuple[str, ...], StructField]]:
+    """The scalar fields of a struct, in the order in which they are compared, with the paths to them."""
+    for field in dtype.fields:
+        if isinstance(field.dataType, StructType):
+            yield from (((field.name, *path), leaf) for path, leaf in leaves(field.dataType))
+        else:
+            yield (field.name,), field
+
+
+def arrays(values: pa.ChunkedArray | pa.StructArray) -> Iterator[pa.Array]:
+    """The values of the scalar fields of a struct, each in one piece."""
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+    for part in values.flatten():
+        yield from arrays(part) if pa.types.is_struct(part.type) else [part]
+
+
+def _maps(values: pa.MapArray) -> list[tuple[Any, ...]]:
+    entries = list(zip(orderable(values.keys), orderable(values.items), strict=True))
+    ends = values.offsets.to_pylist()
+    return [tuple(sorted(entries[start:end])) for start, end in pairwise(ends)]
 
 
 def _float(value: float) -> tuple[int, float]:
@@ -56,10 +80,7 @@ def _float(value: float) -> tuple[int, float]:
 
 
 def is_legible(values: pa.ChunkedArray | pa.Table) -> bool:
-    """Whether all texts, at any depth, are valid UTF-8; nothing in Python or delta-rs can read them otherwise.
-
-    Cost: one pass over the bytes, about a second for 2 GB.
-    """
+    """Whether all texts, at any depth, are valid UTF-8; a pass over the bytes, about 1 s for 2 GB."""
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
@@ -68,5 +89,5 @@ def is_legible(values: pa.ChunkedArray | pa.Table) -> bool:
 
 
 def holds_null_of_partitions(texts: pa.ChunkedArray) -> bool:
-    """Whether one is a text that Delta keeps NULL for as the value of a partition (4.4)."""
+    """Whether one is a text that Delta stores as NULL in a partition column (4.4)."""
     return bool(pc.any(pc.is_in(texts, pa.array(["", HIVE_NULL]))).as_py())

@@ -1,13 +1,14 @@
-"""One evaluation of a micro-batch: contract, latest event per key, counts and key bounds in a single pass."""
+"""The evaluation of a micro-batch: contract, latest event per key, counts and key bounds in a single pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkNotImplementedError, PySparkTypeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -25,47 +26,14 @@ from pyspark.sql.types import (
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import REASONS
 from stream_merge.model.source_batch import AtHand
-from stream_merge.shapes import arrow_order, contract, latest_per_key_spark, surely_changes
+from stream_merge.shapes import arrow_order, contract, latest_per_key, surely_changes
 from stream_merge.shapes.key_bounds import KeyBounds, bound_aggregates, boundable, key_bounds
-from stream_merge.shapes.latest_per_key_arrow import latest
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.surely_changes import GreatestSequence
 from stream_merge.spark import columns
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.spark.evaluate_once import materialised, release
-from stream_merge.spark.versions import arrow_table, arrow_type, of_arrow
-
-
-class Rows(Protocol):
-    """The evaluated rows, wherever they are."""
-
-    def latest(self) -> DataFrame:
-        """One valid event per key, for Spark."""
-        ...
-
-    def invalid(self) -> DataFrame:
-        """The events that break the contract."""
-        ...
-
-    def invalid_at_hand(self) -> pa.Table | None:
-        """The same where they are in the driver already, else None."""
-        ...
-
-    def arrow(self) -> pa.Table:
-        """One valid event per key, in the driver: stored columns, sequence and whether it is a delete."""
-        ...
-
-    def keys(self) -> pa.Table:
-        """As `arrow`, of the stored columns only the keys."""
-        ...
-
-    def greatest(self) -> GreatestSequence | None:
-        """The greatest sequence of the upserts in `latest`, where it compares with a table's statistics."""
-        ...
-
-    def release(self) -> None:
-        """Free them."""
-        ...
+from stream_merge.spark.versions import arrow_frame, arrow_table, arrow_type
 
 
 class LeftOut(NamedTuple):
@@ -81,7 +49,7 @@ class LeftOut(NamedTuple):
 class Batch:
     """The evaluated events of one batch: nothing after this reads the source again."""
 
-    rows: Rows
+    rows: _SparkRows | _DriverRows
     received: int
     quarantined: int
     reasons: dict[str, int]
@@ -94,42 +62,49 @@ class Batch:
     delete_events: int
     """Valid events that are deletes, the latest of their key or not."""
     bounds: KeyBounds
-    """None at all where rows without an event are concerned: they may lie anywhere."""
+    """Empty where rows without an event are concerned: they may be in any file."""
     left_out: LeftOut | None = None
-    """None where the source does not say."""
+    """None from sources without this column."""
     tied_keys: tuple[str, ...] = ()
-    """As JSON, two at most, of keys with several different events, where no sequence says which of them counts; of a
-    whole copy with several events, different or not."""
+    """Up to two keys, as JSON, with several different events that no sequence orders; of a full copy with several
+    events, different or not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SparkRows:
-    """Rows on the executors: the latest event of each key, and every invalid event."""
+    """The evaluated rows on the executors."""
 
     frame: DataFrame
     layout: Layout
     observed: GreatestSequence | None
 
     def latest(self) -> DataFrame:
+        """One valid event per key, as a frame."""
         return self.frame.where(columns.column(names.REASONS_COLUMN).isNull())
 
     def invalid(self) -> DataFrame:
+        """The events that break the contract, as a frame."""
         return self.frame.where(columns.column(names.REASONS_COLUMN).isNotNull())
 
     def invalid_at_hand(self) -> pa.Table | None:
+        """The events that break the contract, where they are in the driver; else None."""
         return None
 
     def arrow(self) -> pa.Table:
-        """Cost: one Spark job over the evaluated rows; no shuffle."""
-        wanted = self.layout.once("merged", lambda: [columns.column(name) for name in _merged(self.layout)])
-        return as_stored(arrow_table(self.latest().select(*wanted)))
+        """One valid event per key, in the driver: stored columns, sequence and whether it is a delete."""
+        return self._stored(_merged)
 
     def keys(self) -> pa.Table:
-        """Cost: as `arrow`."""
-        wanted = self.layout.once("keys", lambda: [columns.column(name) for name in _keys(self.layout)])
+        """One valid event per key, in the driver: keys, sequence and whether it is a delete."""
+        return self._stored(_keys)
+
+    def _stored(self, selected: Callable[[Layout], list[str]]) -> pa.Table:
+        """The latest events in the driver; one Spark job without a shuffle."""
+        wanted = self.layout.once(selected.__name__, lambda: [columns.column(name) for name in selected(self.layout)])
         return as_stored(arrow_table(self.latest().select(*wanted)))
 
     def greatest(self) -> GreatestSequence | None:
+        """The greatest sequence of the upserts, where it compares with a table's statistics."""
         return self.observed
 
     def release(self) -> None:
@@ -138,7 +113,7 @@ class _SparkRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _DriverRows:
-    """Rows in the driver."""
+    """The evaluated rows in the driver, with the methods of `_SparkRows`."""
 
     session: SparkSession
     layout: Layout
@@ -146,10 +121,10 @@ class _DriverRows:
     refused: pa.Table
 
     def latest(self) -> DataFrame:
-        return of_arrow(self.session, self.events, _schema(self.layout))
+        return arrow_frame(self.session, self.events, _schema(self.layout))
 
     def invalid(self) -> DataFrame:
-        return of_arrow(self.session, self.refused, _QUARANTINED)
+        return arrow_frame(self.session, self.refused, _QUARANTINED)
 
     def invalid_at_hand(self) -> pa.Table | None:
         return self.refused
@@ -161,18 +136,16 @@ class _DriverRows:
         return self.events.select(_keys(self.layout))
 
     def greatest(self) -> GreatestSequence | None:
-        return surely_changes.of_table(self.events, self.layout)
+        return surely_changes.in_driver(self.events, self.layout)
 
     def release(self) -> None:
-        """Nothing is held outside this object."""
+        """Nothing to free."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _LargeRows:
-    """Valid rows in the driver that are too many to be sent from there: Spark reads and evaluates the source itself."""
+class _LargeRows(_DriverRows):
+    """Valid rows that are too many to be sent from the driver: Spark reads and evaluates the source itself."""
 
-    events: pa.Table
-    layout: Layout
     source: DataFrame
     _evaluated: list[Batch] = field(default_factory=list)
 
@@ -181,28 +154,13 @@ class _LargeRows:
             self._evaluated.append(evaluate(self.source, self.layout))
         return self._evaluated[0].rows.latest()
 
-    def invalid(self) -> DataFrame:
-        return self.source.sparkSession.createDataFrame([], _QUARANTINED)
-
-    def invalid_at_hand(self) -> pa.Table | None:
-        return _NONE_REFUSED
-
-    def arrow(self) -> pa.Table:
-        return self.events
-
-    def keys(self) -> pa.Table:
-        return self.events.select(_keys(self.layout))
-
-    def greatest(self) -> GreatestSequence | None:
-        return surely_changes.of_table(self.events, self.layout)
-
     def release(self) -> None:
         for batch in self._evaluated:
             batch.rows.release()
 
 
 MOST_SENT, MOST_SENT_BYTES = 100_000, 64 << 20
-"""Rows that the driver sends to Spark through the heap of its JVM."""
+"""Most that the driver sends to Spark through the heap of its JVM."""
 MOST_BYTES = 2**31 - 1
 """Arrow counts the bytes of a column's texts with 31 bits when it takes rows out of them."""
 _QUARANTINED = StructType(
@@ -233,39 +191,97 @@ def _keys(layout: Layout) -> list[str]:
 def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch | None:
     """Evaluate the source exactly once, into the driver: for small batches of types that Arrow compares as Spark does.
 
-    Cost: one Spark job without a shuffle.
+    Cost: one Spark job without a shuffle; a second one over the events in the driver where one breaks the contract.
     Returns: None where the events are too large for the driver or for Arrow; nothing of them is kept then.
     """
     try:
-        judged = arrow_table(contract.judged(source, layout))
+        if not layout.once("is_plain", lambda: _is_plain(source, layout)):
+            return _judged_by_spark(source, layout)
+        events = as_stored(arrow_table(source.select(*layout.once("plain", lambda: _plain(source, layout)))))
     except Exception as err:
         if not exceeds_driver_results(err):
             raise
         return None
+    if events.nbytes > MOST_BYTES:
+        return None
+    parts = tuple(map(_SEQUENCE_PART.format, range(len(layout.sequence_fields))))
+    valid = _valid(AtHand(events=events, sequence=parts, delete=names.DELETE_COLUMN), layout)
+    if valid is None:
+        at_hand = arrow_frame(source.sparkSession, events.select(source.columns), source.schema)
+        return _judged_by_spark(at_hand, layout)
+    return _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
+
+
+_SEQUENCE_PART = "__stream_merge_sequence_{}"
+
+
+def _is_plain(source: DataFrame, layout: Layout) -> bool:
+    """Whether events come as they are stored, so that the contract can be checked without Spark."""
+    if layout.whole is not None or names.SOURCE_COLUMNS.intersection(source.columns) or not _is_stored(layout):
+        return False
+    if any(columns.is_padded(column.field) for column in layout.stored):
+        return False
+    try:
+        for field in source.schema.fields:
+            arrow_type(field.dataType)
+    except (PySparkTypeError, PySparkNotImplementedError, ValueError, TypeError):
+        return False
+    return not any(isinstance(field.dataType, StructType) for field in layout.sequence_fields)
+
+
+def _plain(source: DataFrame, layout: Layout) -> list[Column]:
+    deletes = F.lit(False) if layout.deletes is None else layout.deletes
+    return [
+        *map(columns.column, source.columns),
+        *(part.alias(_SEQUENCE_PART.format(i)) for i, part in enumerate(layout.sequence_source)),
+        F.coalesce(deletes, F.lit(False)).alias(names.DELETE_COLUMN),
+    ]
+
+
+def _is_stored(layout: Layout) -> bool:
+    return all(column.is_stored_as_it_is for column in layout.stored)
+
+
+def _judged_by_spark(source: DataFrame, layout: Layout) -> Batch | None:
+    """Evaluate events into the driver with the contract checked by Spark, which writes broken ones as JSON."""
+    judged = arrow_table(contract.judged(source, layout))
     if judged.nbytes > MOST_BYTES:
         return None
     broken = judged[names.REASONS_COLUMN].is_valid()
     refused = judged.filter(broken).select(_QUARANTINED.names)
     valid = as_stored(judged.filter(pc.invert(broken)).select(_merged(layout)))
-    found = _in_driver(source.sparkSession, layout, valid, refused)
+    batch = _in_driver(source.sparkSession, layout, valid, refused)
     if names.LEFT_OUT_COLUMN not in source.columns:
-        return found
+        return batch
     left_out = judged[names.LEFT_OUT_COLUMN]
     ends = pc.min_max(left_out).as_py()
-    return replace(found, left_out=_left_out(len(left_out) - left_out.null_count, ends["min"], ends["max"]))
+    return replace(batch, left_out=_left_out(len(left_out) - left_out.null_count, ends["min"], ends["max"]))
 
 
 def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batch | None:
-    """As `evaluate_in_driver`, of events that are in the driver already, too.
+    """Evaluate events that are in the driver already, without a Spark job.
 
     Cost: no Spark job.
-    Returns: None where Spark has to look at them: an event breaks the contract, a value is stored in another type, or
+    Returns: None where Spark has to read them: an event breaks the contract, a value is stored in another type, or
         they are too large for Arrow.
     """
-    events, parts = at_hand.events, at_hand.sequence
-    if events.nbytes > MOST_BYTES:
+    if at_hand.events.nbytes > MOST_BYTES or not _is_stored(layout):
         return None
-    if not all(c.is_stored_as_it_is and c.source_name in events.column_names for c in layout.stored):
+    valid = _valid(at_hand, layout)
+    if valid is None:
+        return None
+    found = _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
+    rows = found.rows.arrow()
+    if rows.num_rows <= MOST_SENT and rows.nbytes <= MOST_SENT_BYTES:
+        return found
+    large = _LargeRows(session=source.sparkSession, layout=layout, events=rows, refused=_NONE_REFUSED, source=source)
+    return replace(found, rows=large)
+
+
+def _valid(at_hand: AtHand, layout: Layout) -> pa.Table | None:
+    """The events as they are merged; None where one breaks the contract, or only Spark can tell."""
+    events, parts = at_hand.events, at_hand.sequence
+    if not all(column.source_name in events.column_names for column in layout.stored):
         return None
     stored = {c.name: events[c.source_name] for c in layout.stored}
     sequence = {f.name: events[part] for part, f in zip(parts, layout.sequence_fields, strict=True)}
@@ -273,37 +289,32 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
     needed = [*(stored[key] for key in layout.keys), *sequence.values(), events[at_hand.delete]]
     if {name: part.type for name, part in sequence.items()} != types or any(c.null_count for c in needed):
         return None
-    if any(_may_be_lost_in_partitions(stored[key]) for key in layout.texts_in_partitions):
+    texts = [stored[key] for key in layout.texts_in_partitions]
+    if not all(map(_is_kept_in_partitions, texts)):
         return None
     ordered_by = pa.Table.from_pydict(sequence).to_struct_array()
     every = {**stored, names.SEQUENCE_COLUMN: ordered_by, names.DELETE_COLUMN: events[at_hand.delete]}
-    valid = as_stored(pa.Table.from_pydict(every))
-    found = _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
-    rows = found.rows.arrow()
-    if rows.num_rows <= MOST_SENT and rows.nbytes <= MOST_SENT_BYTES:
-        return found
-    return replace(found, rows=_LargeRows(events=rows, layout=layout, source=source))
+    return as_stored(pa.Table.from_pydict(every))
 
 
-def _may_be_lost_in_partitions(key: pa.ChunkedArray) -> bool:
-    """Whether a value may be one that Delta does not keep as a partition's: the contract says it by Spark."""
-    if not pa.types.is_string(key.type):
-        return True
-    return arrow_order.holds_null_of_partitions(key) or not arrow_order.is_legible(key)
+def _is_kept_in_partitions(key: pa.ChunkedArray) -> bool:
+    """Whether Delta surely stores each value as a partition's; else the contract decides on Spark."""
+    is_text = pa.types.is_string(key.type)
+    return is_text and not arrow_order.holds_null_of_partitions(key) and arrow_order.is_legible(key)
 
 
 def _in_driver(session: SparkSession, layout: Layout, valid: pa.Table, refused: pa.Table) -> Batch:
-    found = latest(valid, layout)
-    deletes = int(pc.sum(found.rows[names.DELETE_COLUMN]).as_py() or 0)
+    newest = latest_per_key.latest(valid, layout)
+    deletes = int(pc.sum(newest.rows[names.DELETE_COLUMN]).as_py() or 0)
     reasons = [reason for listed in refused[names.REASONS_COLUMN].to_pylist() for reason in listed]
     return Batch(
-        rows=_DriverRows(session=session, layout=layout, events=found.rows, refused=refused),
+        rows=_DriverRows(session=session, layout=layout, events=newest.rows, refused=refused),
         received=valid.num_rows + refused.num_rows,
         quarantined=refused.num_rows,
         reasons={reason: n for reason in REASONS if (n := reasons.count(reason))},
-        collapsed=found.collapsed,
-        ties=found.ties,
-        upserts=found.rows.num_rows - deletes,
+        collapsed=newest.collapsed,
+        ties=newest.ties,
+        upserts=newest.rows.num_rows - deletes,
         deletes=deletes,
         delete_events=int(pc.sum(valid[names.DELETE_COLUMN]).as_py() or 0),
         bounds=_bounds(valid, layout),
@@ -322,22 +333,19 @@ def _bounds(valid: pa.Table, layout: Layout) -> KeyBounds:
             values = values.cast(pa.int32())
         least, greatest = (pc.min_max(values)[end].as_py() for end in ("min", "max"))
         if isinstance(key.dataType, StringType | DecimalType) and least is not None:
-            least, greatest = (_text(end) for end in (least, greatest))
+            ends = (least, greatest)
+            least, greatest = (end.decode(errors="replace") if isinstance(end, bytes) else str(end) for end in ends)
         observed |= {f"least_{i}": least, f"greatest_{i}": greatest}
     return key_bounds(layout.key_fields, observed)
 
 
-def _text(end: bytes | Decimal) -> str:
-    return end.decode(errors="replace") if isinstance(end, bytes) else str(end)
-
-
 def as_stored(events: pa.Table) -> pa.Table:
-    """Events in the types in which Delta keeps them."""
+    """Events in the types in which Delta stores them."""
     return events.cast(pa.schema([pa.field(f.name, _for_delta(f.type)) for f in events.schema]))
 
 
 def _for_delta(dtype: pa.DataType) -> pa.DataType:
-    """The type as Delta keeps it: times in UTC, nothing NOT NULL inside."""
+    """Delta's type: times in UTC, nothing NOT NULL inside."""
     if pa.types.is_timestamp(dtype) and dtype.tz is not None:
         return pa.timestamp("us", tz="UTC")
     if pa.types.is_struct(dtype):
@@ -352,10 +360,10 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
 
     Cost: one Spark job with one shuffle (adaptive execution submits the shuffle as a job of its own).
     """
-    ranked = contract.checked(source, layout).transform(lambda events: latest_per_key_spark.ranked(events, layout))
-    first = layout.once("first", lambda: columns.column(latest_per_key_spark.RANK_COLUMN) == 1)
+    ranked = contract.checked(source, layout).transform(lambda events: latest_per_key.ranked(events, layout))
+    first = layout.once("first", lambda: columns.column(latest_per_key.RANK_COLUMN) == 1)
     tells_left_out = names.LEFT_OUT_COLUMN in source.columns
-    unkept = (*latest_per_key_spark.ADDED_COLUMNS, names.ALONE_COLUMN, names.LEFT_OUT_COLUMN)
+    unkept = (*latest_per_key.ADDED_COLUMNS, names.ALONE_COLUMN, names.LEFT_OUT_COLUMN)
     rows, counts = materialised(
         ranked,
         *layout.once("counts", lambda: _counts(layout)),
@@ -383,7 +391,7 @@ _LEFT_OUT = ("left_out", "least_left_out", "greatest_left_out")
 
 
 def _left_out_counts() -> list[Column]:
-    """Two of the lists of names: an aggregate of all could exceed the driver."""
+    """Count of left out fields, and two of the lists of names: all could exceed the driver."""
     listed = columns.column(names.LEFT_OUT_COLUMN)
     return [end(listed).alias(name) for end, name in zip((F.count, F.min, F.max), _LEFT_OUT, strict=True)]
 
@@ -395,31 +403,28 @@ def _left_out(events: int, least: str | None, greatest: str | None) -> LeftOut:
 
 def _counts(layout: Layout) -> list[Column]:
     valid = columns.column(names.REASONS_COLUMN).isNull()
-    first = columns.column(latest_per_key_spark.RANK_COLUMN) == 1
+    first = columns.column(latest_per_key.RANK_COLUMN) == 1
     delete = columns.column(names.DELETE_COLUMN)
     reasons = columns.column(names.REASONS_COLUMN)
+    is_unordered = layout.whole is not None and not layout.whole.is_ordered
     return [
         F.count(F.lit(1)).alias("received"),
         F.count_if(~valid).alias("quarantined"),
         F.count_if(valid & ~first).alias("collapsed"),
-        F.count_if(columns.column(latest_per_key_spark.TIE_COLUMN)).alias("ties"),
+        F.count_if(columns.column(latest_per_key.TIE_COLUMN)).alias("ties"),
         F.count_if(valid & first & ~delete).alias("upserts"),
         F.count_if(valid & first & delete).alias("deletes"),
         F.count_if(valid & delete).alias("delete_events"),
         *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
         *bound_aggregates(layout.key_fields, valid),
         *surely_changes.aggregates(layout, valid & first & ~delete),
-        *(_tied(layout, columns.column(latest_per_key_spark.TIE_COLUMN)) if _is_unordered(layout) else ()),
+        *(_tied(layout, columns.column(latest_per_key.TIE_COLUMN)) if is_unordered else ()),
         *(_tied(layout, valid & ~first) if layout.is_whole else ()),
     ]
 
 
-def _is_unordered(layout: Layout) -> bool:
-    return layout.whole is not None and not layout.whole.is_ordered
-
-
 def _tied(layout: Layout, is_tied: Column) -> list[Column]:
-    """Two of the keys of such events: an aggregate of all could exceed the driver."""
+    """Two of the keys of such events: all could exceed the driver."""
     key = F.to_json(F.struct(*(columns.column(name) for name in layout.keys)))
     tied = F.when(is_tied, key)
     return [end(tied).alias(name) for end, name in zip((F.min, F.max), _TIED, strict=True)]

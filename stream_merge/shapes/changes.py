@@ -1,4 +1,4 @@
-"""The changes of a table, as AUTO CDC merges them: the latest event of a key upserts or deletes its row."""
+"""`Changes`: the latest event of a key upserts or deletes its row, as in AUTO CDC."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.surely_changes import GreatestSequence
 
 DELETES: Condition = And(IsDelete(), Newer())
-"""A delete takes the row away unless the row is as new as itself."""
+"""When a delete removes the row."""
 
 
 class Changes(Shape):
@@ -38,11 +38,10 @@ class Changes(Shape):
     keeps_sequence = True
 
     def __repr__(self) -> str:
-        """As it is written."""
         return "Changes()"
 
     def problems(self, spec: MergeSpec) -> Iterable[str]:
-        """Without a sequence nobody knows which event is the latest."""
+        """A missing sequence."""
         if not isinstance(spec.sequence_by, Column) and not spec.sequence_by:
             yield "[MISSING_SETTING] sequence_by is empty; name at least one column"
 
@@ -50,14 +49,11 @@ class Changes(Shape):
         """Delete, update, insert."""
         values = assignments(layout)
         updates = {name: value for name, value in values.items() if name not in layout.keys}
-        found: list[Clause] = []
-        if deletes:
-            found.append(Delete(when=DELETES))
-        if upserts and updates:
-            found.append(Update(when=self.updating(spec), values=updates))
-        if upserts:
-            found.append(Insert(when=Not(IsDelete()), values=values))
-        return found
+        return [
+            *([Delete(when=DELETES)] if deletes else []),
+            *([Update(when=self.updating(spec), values=updates)] if upserts and updates else []),
+            *([Insert(when=Not(IsDelete()), values=values)] if upserts else []),
+        ]
 
     def certain(self, spec: MergeSpec) -> Condition:
         """A newer event; of a source that repeats itself a newer delete."""
@@ -65,9 +61,9 @@ class Changes(Shape):
         return DELETES if repeats else Newer()
 
     def updating(self, spec: MergeSpec) -> Condition:
-        """A newer upsert is written, also where it changes nothing but the sequence: else a stale event could win.
+        """A newer upsert, also one that changes nothing but the sequence: else a stale event could win later.
 
-        What a source is known to repeat (`MergeSpec.skip_unchanged`, `MergeSpec.position_components`) is not. One of
+        Not one that a source is known to repeat (`MergeSpec.skip_unchanged`, `MergeSpec.position_components`). One of
         the row's own sequence is written where it changes a column: of equal ones the later delivered wins.
         """
         newer: Condition = Newer()

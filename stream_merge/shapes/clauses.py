@@ -1,8 +1,8 @@
-"""The clauses of a merge as values: what becomes of a row and an event of its key, whoever executes it.
+"""The clauses of a merge as values, for every engine.
 
 Conditions are about one event and, where there is one, the row of its key. Each is either true or false, never
-unknown: a renderer has to give `Newer`, `SamePosition`, `SameSequence` and `Changed` an answer also where a NULL
-is compared, so that `Not` means the opposite.
+unknown: a renderer must decide `Newer`, `SamePosition`, `SameSequence` and `Changed` also where a NULL is compared,
+so that `Not` means the opposite.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark.sql import Column
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """Without a condition."""
+    """No condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class SameSequence:
 
 @dataclass(frozen=True, slots=True)
 class SamePosition:
-    """The first components of the event's sequence are the row's: both are from one place of the source's log."""
+    """The first components of the event's sequence equal the row's: both are from one position of the source's log."""
 
     components: int
 
@@ -55,47 +55,42 @@ class HasValue:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """What a user has written over the row (`t`) alone, in Spark's SQL, is TRUE: not FALSE, not NULL."""
+    """User SQL over the row (`t`) alone is TRUE: not FALSE, not NULL."""
 
     written: str
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The opposite."""
+    """The opposite of a condition."""
 
     condition: Condition
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class And:
-    """All of them."""
-
+@dataclass(frozen=True, init=False)
+class _Several:
     conditions: tuple[Condition, ...]
 
     def __init__(self, *conditions: Condition) -> None:
         object.__setattr__(self, "conditions", conditions)
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Or:
-    """At least one of them."""
+class And(_Several):
+    """All conditions hold."""
 
-    conditions: tuple[Condition, ...]
 
-    def __init__(self, *conditions: Condition) -> None:
-        object.__setattr__(self, "conditions", conditions)
+class Or(_Several):
+    """At least one condition holds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opaque:
-    """What a user has written over the event (`s`) and the row (`t`), in Spark's words: only Spark executes it.
+    """A user's SQL over the event (`s`) and the row (`t`): only Spark executes it.
 
-    As a condition it holds where it is TRUE, as in Delta, and stands alone: it may be NULL, so nothing is made of it.
+    As a condition it holds where it is TRUE, as in Delta, and stands alone: it may be NULL, so it is never negated.
     """
 
     written: str | Column
-    """Text of SQL, or a column."""
 
 
 Condition: TypeAlias = (
@@ -103,12 +98,12 @@ Condition: TypeAlias = (
 )
 
 Assignments: TypeAlias = Mapping[str, str | Opaque]
-"""Column of the target -> column of the event, both by their plain names, or what a user has written."""
+"""Column of the target -> column of the event, both by plain name, or a user's SQL."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delete:
-    """WHEN MATCHED: the row goes."""
+    """WHEN MATCHED: the row is deleted."""
 
     when: Condition
 
@@ -131,14 +126,14 @@ class Insert:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteMissing:
-    """WHEN NOT MATCHED BY SOURCE: a row whose key no event has goes."""
+    """WHEN NOT MATCHED BY SOURCE: a row whose key no event has is deleted."""
 
     when: Condition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateMissing:
-    """WHEN NOT MATCHED BY SOURCE: columns of a row whose key no event has take what is written over the row alone."""
+    """WHEN NOT MATCHED BY SOURCE: columns of a row whose key no event has take values over the row alone."""
 
     when: Condition
     values: Assignments

@@ -1,4 +1,4 @@
-"""Which events may be merged, and why the others may not."""
+"""The contract: which events may be merged, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _WHOLE_EVENT = {
 
 
 def checked(batch_df: DataFrame, layout: Layout) -> DataFrame:
-    """Judge every event of a batch; nothing is dropped. Each invalid event has a number of its own.
+    """Check every event of a batch; nothing is dropped. Each invalid event has a number of its own.
 
     Returns:
-        One row per event: the stored columns in the target's names and types, those beside them that the
-        shape's clauses may name (`Layout.whole`), the sequence as a struct, whether the event is a delete, the
-        reasons against it (NULL when it is valid) and, for an invalid one only, the event as JSON or why the record
-        could not be read, and where it came from.
+        One row per event: the stored columns in the target's names and types, those beside them that the shape's
+        clauses may name (`Layout.whole`), the sequence as a struct, whether the event is a delete, the reasons against
+        it (NULL when it is valid) and, for an invalid one only, the event as JSON or why the record could not be read,
+        and where it came from.
 
     Cost: a projection; no scan, no shuffle.
     """
-    return judged(batch_df, layout).select("*", layout.once("alone", _number_of_its_own))
+    return judged(batch_df, layout).select("*", layout.once("alone", _event_number))
 
 
 def judged(batch_df: DataFrame, layout: Layout) -> DataFrame:
-    """As `checked`, without the numbers."""
+    """The rows of `checked` without the numbers."""
     return batch_df.select(*layout.once("contract", lambda: _projection(batch_df.columns, layout)))
 
 
-def _number_of_its_own() -> Column:
+def _event_number() -> Column:
     invalid = columns.column(names.REASONS_COLUMN).isNotNull()
     return F.when(invalid, F.monotonically_increasing_id()).alias(names.ALONE_COLUMN)
 
@@ -52,67 +52,59 @@ def _projection(source_names: list[str], layout: Layout) -> list[Column]:
         *(value.alias(field.name) for value, field in zip(layout.sequence_source, layout.sequence_fields, strict=True))
     )
     reasons = _reasons(layout, source_names, corrupt)
-    event = event_text(source_names)
     carried = () if layout.whole is None else layout.whole.carried
-    left_out = [columns.column(name) for name in source_names if name == names.LEFT_OUT_COLUMN]
     return [
         *layout.stored_values,
         *(columns.column(one.name).alias(one.travels_as) for one in carried),
         valid_sequence.alias(names.SEQUENCE_COLUMN),
         F.coalesce(F.lit(False) if layout.deletes is None else layout.deletes, F.lit(False)).alias(names.DELETE_COLUMN),
         reasons.alias(names.REASONS_COLUMN),
-        F.when(reasons.isNotNull() & corrupt.isNull(), event).alias(names.EVENT_COLUMN),
+        F.when(reasons.isNotNull() & corrupt.isNull(), event_text(source_names)).alias(names.EVENT_COLUMN),
         corrupt.alias(names.CORRUPT_COLUMN),
         F.when(reasons.isNotNull(), origin(source_names)).alias(names.ORIGIN_COLUMN),
-        *left_out,
+        *(columns.column(name) for name in source_names if name == names.LEFT_OUT_COLUMN),
     ]
 
 
 def event_text(source_names: list[str]) -> Column:
-    """A whole event as JSON, as the quarantine keeps it."""
+    """A whole event as JSON, as the quarantine stores it."""
     source_columns = [columns.column(name) for name in source_names if name not in names.SOURCE_COLUMNS]
     return F.to_json(F.struct(*source_columns), _WHOLE_EVENT)
 
 
 def corrupt_because(source_names: list[str]) -> Column:
-    """Why a record could not be read; NULL for all others, and where the source does not say."""
+    """Why a record could not be read; NULL for all others, and from sources without this column."""
     if names.CORRUPT_COLUMN in source_names:
         return columns.column(names.CORRUPT_COLUMN)
     return F.lit(None).cast("string")
 
 
 def origin(source_names: list[str]) -> Column:
-    """Where an event stood in its topic or file; NULL where the source does not say."""
+    """An event's position in its topic or file; NULL from sources without this column."""
     known = columns.column(names.ORIGIN_COLUMN) if names.ORIGIN_COLUMN in source_names else F.lit(None)
     return known.cast(source_batch.ORIGIN_TYPE)
 
 
 def breaks_key(events: DataFrame, keys: Sequence[str], partition_columns: Sequence[str]) -> Column:
-    """Whether an event lacks a key, or has one that the target would not keep; for events without a layout.
-
-    Args:
-        events: of the source; names that it does not have are left out.
-        keys: of the target.
-        partition_columns: of the target, in whatever spelling.
-    """
+    """Whether an event without a layout lacks a key, or has one that the target's partitions cannot store."""
     types = {field.name: field.dataType for field in events.schema.fields}
-    found, partitions = (columns.resolved(events, listed) for listed in (keys, partition_columns))
-    texts = [name for name in found if name in partitions and isinstance(types[name], StringType | BinaryType)]
-    lacking = [columns.column(name).isNull() for name in found]
+    present, partitions = (columns.resolved(events, listed) for listed in (keys, partition_columns))
+    texts = [name for name in present if name in partitions and isinstance(types[name], StringType | BinaryType)]
+    lacking = [columns.column(name).isNull() for name in present]
     return columns.any_of([*lacking, *(_is_lost_in_partitions(columns.column(name)) for name in texts)])
 
 
 def _is_lost_in_partitions(key: Column) -> Column:
-    """Whether Delta keeps NULL, or another text, as a partition's value in the place of this one (4.4).
+    """Whether Delta stores NULL, or another text, as the partition value for this one (4.4).
 
-    A row of such a key would never be found again, and be inserted anew with each event.
+    Such a key would never match again, and be inserted with each event.
     """
     text = key.cast("string")
     return text.isin("", HIVE_NULL) | ~is_valid_utf8(text)
 
 
 def _reasons(layout: Layout, source_names: list[str], corrupt: Column) -> Column:
-    """All reasons that hold; of an undecodable line nothing else is known."""
+    """All reasons that hold; an undecodable record has only that one."""
     named = {c.name: c.source_name for c in layout.stored}
     null_key = columns.any_of(
         [

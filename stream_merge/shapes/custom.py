@@ -1,16 +1,24 @@
-"""Clauses of one's own: what becomes of rows and events is said as in Delta's MERGE, and done as Delta does it."""
+"""`Clauses`: a MERGE with clauses of the user's own, executed as Delta does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from stream_merge.errors import ConfigError
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import analysed
+from stream_merge.shapes import clause_analysis
 from stream_merge.shapes.base import Shape
+from stream_merge.shapes.clause_builders import (
+    Then,
+    list_problems,
+    plain_name,
+    when_matched,
+    when_not_matched,
+    when_not_matched_by_source,
+)
 from stream_merge.shapes.clauses import (
     Always,
     Assignments,
@@ -24,15 +32,6 @@ from stream_merge.shapes.clauses import (
     UpdateMissing,
 )
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.surely_changes import GreatestSequence
-from stream_merge.shapes.written import (
-    Then,
-    list_problems,
-    plain_name,
-    when_matched,
-    when_not_matched,
-    when_not_matched_by_source,
-)
 
 __all__ = ["Clauses", "when_matched", "when_not_matched", "when_not_matched_by_source"]
 
@@ -44,7 +43,7 @@ class Clauses(Shape):
     `t`. The first clause of its kind that holds counts, and it does what Delta does, updates that change nothing
     included. Rows and events meet by `keys`.
 
-    One event of a key is merged per batch. With `sequence_by` that is the latest; the sequence is not kept with the
+    One event of a key is merged per batch. With `sequence_by` that is the latest; the sequence is not stored with the
     row, so events that come late, in a later batch, are for the clauses to refuse (`s.lsn > t.lsn`). Without it,
     several different events of a key are an error before anything is written.
 
@@ -71,23 +70,14 @@ class Clauses(Shape):
         if problems:
             raise ConfigError(problems)
         self._clauses: tuple[Then, ...] = tuple(listed)
+        self.only_inserts = all(clause.action == "insert" for clause in listed)
+        self.concerns_missing = any(clause.kind == "not_matched_by_source" for clause in listed)
 
     def __repr__(self) -> str:
-        """As it is written."""
         return f"Clauses([{', '.join(map(repr, self._clauses))}])"
 
-    @property
-    def only_inserts(self) -> bool:
-        """Whether there is nothing but inserts."""
-        return all(clause.action == "insert" for clause in self._clauses)
-
-    @property
-    def concerns_missing(self) -> bool:
-        """Whether a clause is about rows that no event matches."""
-        return any(clause.kind == "not_matched_by_source" for clause in self._clauses)
-
     def problems(self, spec: MergeSpec) -> Iterable[str]:
-        """What the clauses say already, and what only Spark does."""
+        """Settings that the clauses replace, and an engine that cannot execute them."""
         if spec.apply_as_deletes is not None and not spec.source_columns:
             yield (
                 "[CONFLICTING_SETTINGS] apply_as_deletes has no effect with shape=Clauses(…); remove it and add a"
@@ -102,32 +92,19 @@ class Clauses(Shape):
             )
 
     def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
-        """As they were given, whatever the batch holds."""
+        """The clauses as given, whatever the batch holds."""
         return [_clause(clause, layout) for clause in self._clauses]
 
     def misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
-        """Columns that are unknown, and what is no condition or no value to Delta."""
-        found: list[str] = layout.once("misfits", lambda: analysed.misfits(session, self._clauses, layout, target))
-        return found
+        """Unknown columns, and conditions and values that Delta does not take."""
+        return layout.once("misfits", lambda: clause_analysis.misfits(session, self._clauses, layout, target))
 
     def handles_marked_events(self, session: SparkSession, mark: str, layout: Layout, target: StructType) -> bool:
         """Whether no clause writes a marked event unless it asks for the mark."""
-        handles: bool = layout.once(
-            f"handles {mark}", lambda: analysed.handles_marked_events(session, self._clauses, mark, layout, target)
+        return layout.once(
+            f"handles {mark}",
+            lambda: clause_analysis.handles_marked_events(session, self._clauses, mark, layout, target),
         )
-        return handles
-
-    def certain(self, spec: MergeSpec) -> None:
-        """Nobody asks: clauses are executed as they stand."""
-
-    def updating(self, spec: MergeSpec) -> None:
-        """Nobody asks."""
-
-    def surely_changes(
-        self, greatest: GreatestSequence | None, stored: Callable[[], GreatestSequence | None], spec: MergeSpec
-    ) -> bool:
-        """Nobody asks."""
-        return True
 
 
 def _clause(clause: Then, layout: Layout) -> Clause:
@@ -135,14 +112,11 @@ def _clause(clause: Then, layout: Layout) -> Clause:
     is_missing = clause.kind == "not_matched_by_source"
     if clause.action == "delete":
         return DeleteMissing(when=when) if is_missing else Delete(when=when)
-    values = _values(clause, layout)
+    if clause.values is not None:
+        values: Assignments = {plain_name(name): Opaque(value) for name, value in clause.values.items()}
+    else:
+        left_out = {clause_analysis.stored(name, layout) for name in clause.except_}
+        values = {c.name: c.name for c in layout.stored if c.name not in left_out}
     if is_missing:
         return UpdateMissing(when=when, values=values)
     return Insert(when=when, values=values) if clause.action == "insert" else Update(when=when, values=values)
-
-
-def _values(clause: Then, layout: Layout) -> Assignments:
-    if clause.values is not None:
-        return {plain_name(name): Opaque(value) for name, value in clause.values.items()}
-    left_out = {analysed.stored(name, layout) for name in clause.except_}
-    return {c.name: c.name for c in layout.stored if c.name not in left_out}

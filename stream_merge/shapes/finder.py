@@ -1,4 +1,4 @@
-"""What the settings name, looked up in the source and in the target's schema; every problem on the way is kept."""
+"""`Finder`: resolves the settings against the source and the target's schema, and collects every problem."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, NullType, StructF
 
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import required, widening
+from stream_merge.model.table_ref import TableRef
+from stream_merge.shapes import widening
 from stream_merge.shapes.base import without_sequence
 from stream_merge.shapes.layout import StoredColumn
 from stream_merge.shapes.widening import TypeChange
@@ -22,7 +23,7 @@ from stream_merge.spark.errors import reason
 
 
 class Finder:
-    """Collects every problem while it looks names up in the source."""
+    """Resolves names in the source, and collects every problem."""
 
     def __init__(self, source: DataFrame, spec: MergeSpec, case_sensitive: bool) -> None:
         self.source = source
@@ -30,7 +31,7 @@ class Finder:
         self.case_sensitive = case_sensitive
         self.problems: list[str] = []
         self.type_changes: list[TypeChange] = []
-        self.fields = [f for f in source.schema.fields if not _is_of_source(f, spec)]
+        self.fields = [f for f in source.schema.fields if not _is_source_column(f, spec)]
         self.names = [f.name for f in self.fields]
         sequence = () if isinstance(spec.sequence_by, Column) or not spec.keeps_sequence else spec.sequence_by
         resolve = partial(columns.resolve, case_sensitive=case_sensitive)
@@ -39,15 +40,15 @@ class Finder:
         self._compared = set[str | None]().union(*self._roles)
 
     def find(self, name: str, setting: str) -> StructField | None:
-        """The source's field of that name; None and a problem when there is none."""
-        found = columns.resolve(name, self.names, case_sensitive=self.case_sensitive)
-        if found is None:
+        """The source's field of a name; None and a problem if there is none."""
+        resolved = columns.resolve(name, self.names, case_sensitive=self.case_sensitive)
+        if resolved is None:
             self.problems.append(
                 f"[COLUMN_NOT_FOUND] {setting} names column {name!r}, which the source does not have; its columns are"
                 f" {self.names!r}"
             )
             return None
-        return next(f for f in self.fields if f.name == found)
+        return next(f for f in self.fields if f.name == resolved)
 
     def check_names(self) -> None:
         """Refuse reserved, clashing and doubled column names."""
@@ -83,8 +84,8 @@ class Finder:
                 f"[RESERVED_COLUMN_NAME] column(s) {taken!r} have names that Delta's MERGE uses itself; rename them, or"
                 " leave them out with except_column_list"
             )
-        kept = [name for name in target_names if name not in {f.name for f in selected}]
-        spelled = [name.lower() for name in (*(f.name for f in selected), *kept)]
+        others = [name for name in target_names if name not in {f.name for f in selected}]
+        spelled = [name.lower() for name in (*(f.name for f in selected), *others)]
         alike = [f.name for f in selected if spelled.count(f.name.lower()) > 1]
         if alike and self.case_sensitive:
             self.problems.append(
@@ -101,7 +102,7 @@ class Finder:
         return selected
 
     def stored(self, field: StructField, target: StructType | None) -> StoredColumn:
-        """Where a selected field is stored, and whether the target can hold it."""
+        """How a selected field is stored; a problem where the target cannot hold it."""
         twins = columns.twins(field.name, field.dataType)
         if twins:
             self.problems.append(
@@ -112,18 +113,18 @@ class Finder:
         name = columns.resolve(field.name, known, case_sensitive=self.case_sensitive)
         if target is None or name is None or isinstance(field.dataType, NullType):
             self._refuse_unstorable(field.name, field.dataType, None)
-            kept = StructField(field.name, columns.nullable(field.dataType), True)
-            return StoredColumn(name=field.name, source_name=field.name, source_type=field.dataType, field=kept)
+            own = StructField(field.name, columns.nullable(field.dataType), True)
+            return StoredColumn(name=field.name, source_name=field.name, source_type=field.dataType, field=own)
         theirs = target[name]
         may_lack = field.name not in self._compared
-        held = self._held(field.name, field.dataType, theirs.dataType, name, may_lack=may_lack)
-        dtype = columns.merged(field.dataType, held)
+        fitting = self._fitting(field.name, field.dataType, theirs.dataType, name, may_lack=may_lack)
+        dtype = columns.merged(field.dataType, fitting)
         self._refuse_unstorable(name, dtype, theirs.dataType)
-        kept = StructField(name, dtype, theirs.nullable, theirs.metadata)
-        return StoredColumn(name=name, source_name=field.name, source_type=field.dataType, field=kept)
+        own = StructField(name, dtype, theirs.nullable, theirs.metadata)
+        return StoredColumn(name=name, source_name=field.name, source_type=field.dataType, field=own)
 
     def _refuse_unstorable(self, name: str, dtype: DataType, before: DataType | None) -> None:
-        """Refuse a column or a new field of a type that Delta does not store; what the target has already stays."""
+        """Refuse a column or a new field of a type that Delta does not store."""
         present = {} if before is None else columns.unstorable(name, before)
         self.problems.extend(
             f"[UNSUPPORTED_TYPE] column {path!r} is {what}, which Delta does not store; cast it in the stream to a type"
@@ -132,8 +133,8 @@ class Finder:
             if path not in present
         )
 
-    def _held(self, what: str, source: DataType, stored: DataType, *path: str, may_lack: bool = False) -> DataType:
-        """The stored type, widened where it is to be; a problem where it cannot hold the source's values."""
+    def _fitting(self, what: str, source: DataType, stored: DataType, *path: str, may_lack: bool = False) -> DataType:
+        """The stored type, widened as far as settings allow; a problem where it cannot hold the source's values."""
         problem = columns.refusal(what, source, stored, may_lack=may_lack)
         if problem is None:
             return stored
@@ -153,19 +154,87 @@ class Finder:
         return stored
 
     def refuse_without(self, new: list[str], selected: list[StructField], target: StructType) -> set[str]:
-        """What of keys and sequence the target lacks, each with a problem: a merge compares rows by them."""
-        resolve, spec = partial(columns.resolve, case_sensitive=self.case_sensitive), self.spec
-        keys, ordering = ([f for f in selected if f.name in own] for own in self._roles)
+        """New columns and fields of keys and sequence, each a problem: the merge compares rows by them."""
+        resolve, table = partial(columns.resolve, case_sensitive=self.case_sensitive), self.spec.target
         stored = [f.name for f in selected]
         unknown = [name for name in target.names if resolve(name, stored) is None and not names.is_reserved(name)]
-        found = required.lacking(spec.target, keys, ordering, new, unknown)
-        self.problems.extend(dict.fromkeys(found.values()))
-        return set(found)
+        perhaps = f"perhaps it was renamed to one of {unknown!r}" if unknown else "it was dropped"
+        lacking: dict[str, str] = {}
+        for role, what in zip(self._roles, ("a key", "the sequence (sequence_by)"), strict=True):
+            for field in (f for f in selected if f.name in role):
+                column = names.quote(field.name)
+                if field.name in new:
+                    renamed = f"ALTER TABLE {table.sql} RENAME COLUMN … TO {column}"
+                    added = f"ALTER TABLE {table.sql} ADD COLUMN {column} {field.dataType.simpleString()}"
+                    or_add = f", or, if all its rows may count as the oldest, add it: {added}"
+                    lacking[field.name] = (
+                        f"[COLUMN_DROPPED] target {table!r} has no column {field.name!r}, which is {what}; {perhaps};"
+                        f" rename it back ({renamed}){'' if what == 'a key' else or_add}"
+                    )
+                elif isinstance(field.dataType, StructType):
+                    inside = [path for path in new if path.startswith(f"{field.name}.")]
+                    problem = (
+                        f"[COLUMN_NOT_IN_TARGET] column {field.name!r} of target {table!r}, which is {what}, lacks"
+                        f" field(s) {inside!r}; add each of them first: ALTER TABLE {table.sql} ADD COLUMN …"
+                    )
+                    lacking |= dict.fromkeys(inside, problem)
+        self.problems.extend(dict.fromkeys(lacking.values()))
+        return set(lacking)
+
+    def beside(self, stored: list[StoredColumn], target: StructType | None) -> tuple[StructField, ...]:
+        """The columns that the shape needs beside the source's, as the target has them or is created with them."""
+        spec, resolve = self.spec, partial(columns.resolve, case_sensitive=self.case_sensitive)
+        wanted = {} if spec.shape is None else spec.shape.kept_beside
+        if not wanted:
+            return ()
+        rows = StructType([StructField(c.name, c.dtype) for c in stored] if target is None else list(target.fields))
+        frame = self.source.sparkSession.createDataFrame([], rows).alias("t")
+        alter = f"ALTER TABLE {spec.target.sql}"
+        fields: list[StructField] = []
+        for name, written in wanted.items():
+            if resolve(name, [c.name for c in stored]) is not None:
+                self.problems.append(
+                    f"[CONFLICTING_SETTINGS] missing sets column {name!r}, which the source has, too; choose another"
+                    " name, or leave the column out with except_column_list"
+                )
+                continue
+            known = None if target is None else resolve(name, target.names)
+            if target is not None and known is not None:
+                fields.append(target[known])
+                if not target[known].nullable:
+                    statement = f"{alter} ALTER COLUMN {names.quote(known)} DROP NOT NULL"
+                    self.problems.append(
+                        f"[COLUMN_NOT_WRITABLE] missing sets column {known!r}, which is NOT NULL in {spec.target!r};"
+                        f" run {statement}"
+                    )
+                continue
+            try:
+                dtype = frame.select(F.expr(written).alias("value")).schema["value"].dataType
+            except AnalysisException as err:
+                self.problems.append(
+                    f"[INVALID_EXPRESSION] missing sets {name!r} to {written!r}, which does not fit:"
+                    f" {reason(err).rstrip(';.')}; t has {rows.names!r}"
+                )
+                continue
+            if columns.unstorable(name, dtype):
+                self.problems.append(
+                    f"[UNSUPPORTED_TYPE] missing sets {name!r} to {written!r}, which is {dtype.simpleString()}; Delta"
+                    " does not store it, cast it"
+                )
+                continue
+            fields.append(StructField(name, columns.nullable(dtype)))
+            if target is not None and not spec.schema_evolution:
+                statement = f"{alter} ADD COLUMN {names.quote(name)} {dtype.simpleString()}"
+                self.problems.append(
+                    f"[COLUMN_NOT_IN_TARGET] missing sets column {name!r}, which {spec.target!r} lacks; set"
+                    f" schema_evolution=True to add it, or run {statement}"
+                )
+        return tuple(fields)
 
     def keys(self, stored: list[StoredColumn]) -> list[str]:
         """The key columns in the target's spelling."""
         by_source = {c.source_name: c for c in stored}
-        found: list[str] = []
+        keys: list[str] = []
         for key in self.spec.keys:
             field = self.find(key, "keys")
             if field is None:
@@ -180,11 +249,11 @@ class Finder:
                 )
                 continue
             self._refuse_padding_inside(f"key {key!r}", by_source[field.name])
-            found.append(by_source[field.name].name)
-        return found
+            keys.append(by_source[field.name].name)
+        return keys
 
     def _refuse_padding_inside(self, what: str, column: StoredColumn) -> None:
-        """Delta pads a char(n) wherever it stands in a column; what events have is not, and equals no stored value."""
+        """Refuse char(n) inside of a column: Delta pads it, so events equal no stored value."""
         if columns.pads_inside(column.field):
             self.problems.append(
                 f"[UNSUPPORTED_TYPE] {what} holds char(n) inside of {column.dtype.simpleString()}, which Delta pads"
@@ -194,10 +263,10 @@ class Finder:
     def sequence(
         self, stored: list[StoredColumn], target: StructType | None
     ) -> tuple[list[StructField], tuple[str, ...] | None, list[Column], str]:
-        """Components, where they are stored, how they are read, and the definition to record."""
+        """Components, the columns that store them, their expressions over the source, and the definition to record."""
         by_source = {c.source_name: c for c in stored}
         if not isinstance(self.spec.sequence_by, Column) and not self.spec.sequence_by:
-            # All events of a key are of one sequence: which one counts is left to `latest_per_key_spark`.
+            # All events of a key have one sequence; `latest_per_key` decides which one counts.
             return [StructField("c1", ByteType())], (), [F.lit(0).cast(ByteType())], without_sequence(self.spec)
         if isinstance(self.spec.sequence_by, Column):
             text = str(self.spec.sequence_by).removeprefix("Column<'").removesuffix("'>")
@@ -213,8 +282,8 @@ class Finder:
                 for f in fields
                 if f.name in keys
             )
-            kept = [by_source.get(f.name) for f in fields]
-            stored_columns = tuple(c.name for c in kept if c is not None) if all(kept) else None
+            own = [by_source.get(f.name) for f in fields]
+            stored_columns = tuple(c.name for c in own if c is not None) if all(own) else None
             definition = {"columns": [f.name for f in fields]}
         if not self.spec.keeps_sequence:  # it only orders the events of a batch, in the source's own types
             stored_columns, by_source = (), {}
@@ -228,14 +297,14 @@ class Finder:
                     " use numbers, timestamps, text or a struct of them"
                 )
                 continue
-            kept_in = by_source.get(name) if stored_columns else None
-            if kept_in is not None:
-                self._refuse_padding_inside(f"sequence_by={name!r}", kept_in)
-                target_type = kept_in.dtype
+            column = by_source.get(name) if stored_columns else None
+            if column is not None:
+                self._refuse_padding_inside(f"sequence_by={name!r}", column)
+                target_type = column.dtype
             elif recorded is not None and i < len(recorded.fields):
                 component = recorded.fields[i]
-                place = (names.SEQUENCE_COLUMN, component.name)
-                target_type = self._held(f"sequence component {i + 1} ({name})", dtype, component.dataType, *place)
+                path = (names.SEQUENCE_COLUMN, component.name)
+                target_type = self._fitting(f"sequence component {i + 1} ({name})", dtype, component.dataType, *path)
                 if columns.refusal(name, dtype, target_type) is not None:
                     continue
             else:
@@ -244,7 +313,7 @@ class Finder:
                     self._refuse_unstorable(name, dtype, None)
             components.append(StructField(f"c{i + 1}", target_type))
             read = columns.conform(value, dtype, target_type)
-            sources.append(read if kept_in is None else columns.as_stored_text(read, kept_in.field))
+            sources.append(read if column is None else columns.as_stored_text(read, column.field))
         if recorded is not None and len(recorded.fields) != len(parts):
             self.problems.append(
                 f"[DEFINITION_CHANGED] sequence_by has {len(parts)} component(s), the stored sequence has"
@@ -255,12 +324,10 @@ class Finder:
         return components, stored_columns, sources, recorded_as
 
     def _expression_parts(self, value: Column, text: str) -> list[tuple[str, Column, DataType]]:
-        dtype = self._type_of(value, f"sequence_by={text!r}")
-        if dtype is None:
-            return []
+        dtype = self._expression_type(value, f"sequence_by={text!r}")
         if isinstance(dtype, StructType):
             return [(f.name, value.getField(f.name), f.dataType) for f in dtype.fields]
-        return [(text, value, dtype)]
+        return [] if dtype is None else [(text, value, dtype)]
 
     def deletes(self) -> Column | None:
         """The delete condition over the source."""
@@ -273,12 +340,12 @@ class Finder:
         except AnalysisException as err:
             self._refuse(what, err)
             return None
-        dtype = self._type_of(value, what)
+        dtype = self._expression_type(value, what)
         if dtype is not None and not isinstance(dtype, BooleanType):
             self.problems.append(f"[INVALID_EXPRESSION] {what} must be boolean, not {dtype.simpleString()}")
         return value
 
-    def _type_of(self, value: Column, what: str) -> DataType | None:
+    def _expression_type(self, value: Column, what: str) -> DataType | None:
         try:
             return self.source.select(value.alias("value")).schema["value"].dataType
         except AnalysisException as err:
@@ -292,8 +359,8 @@ class Finder:
         )
 
 
-def _is_of_source(field: StructField, spec: MergeSpec) -> bool:
-    """Whether it is a column that only a source of this package may carry, and this one is such a source."""
+def _is_source_column(field: StructField, spec: MergeSpec) -> bool:
+    """Whether it is a column that only a source of this package may have, and this one is such a source."""
     is_marked = names.SOURCE_METADATA in field.metadata
     return field.name in spec.source_columns or (field.name in names.SOURCE_COLUMNS and is_marked)
 
@@ -303,3 +370,13 @@ def _recorded_sequence(target: StructType | None) -> StructType | None:
         return None
     dtype = target[names.SEQUENCE_COLUMN].dataType
     return dtype if isinstance(dtype, StructType) else None
+
+
+def lacks_reserved(target: TableRef) -> str:
+    """The sentence for a target whose sequence was stored in the reserved column, which is gone."""
+    renamed = f"ALTER TABLE {target.sql} RENAME COLUMN … TO {names.quote(names.SEQUENCE_COLUMN)}"
+    unset = f"ALTER TABLE {target.sql} UNSET TBLPROPERTIES ({names.sql_string(names.SEQUENCE_PROPERTY)})"
+    return (
+        f"[COLUMN_DROPPED] target {target!r} has no column {names.SEQUENCE_COLUMN!r}, and sequence_by is not stored;"
+        f" rename it back ({renamed}), store sequence_by again or, if all rows may count as the oldest: {unset}"
+    )

@@ -1,4 +1,4 @@
-"""The bounds of a batch's keys: the condition by which a merge leaves files unread."""
+"""The bounds of a batch's keys: the condition by which a merge skips files."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ with the year 10000.
 class KeyBound:
     """Least and greatest value of one key column among the events to merge.
 
-    Values are microseconds since the epoch for timestamps with and without zone, days for dates, text for decimals,
-    else themselves.
+    Values are microseconds since the epoch for timestamps with and without zone, days for dates, text for decimals.
     """
 
     field: StructField
@@ -56,19 +55,16 @@ class KeyBound:
         return self.field.name
 
     def to_column(self, session: SparkSession, frame: str) -> Column:
-        """The condition on a frame's column, for Spark."""
+        """The condition on a frame's column."""
         least, greatest = (exact_literal(session, one, self.field.dataType) for one in (self.least, self.greatest))
         return columns.column(self.name, frame).between(least, greatest)
 
     def to_arrow(self, like: pa.DataType, *, earlier_by: int = 0) -> tuple[pa.Scalar, pa.Scalar]:
-        """Least and greatest value in a type of Arrow.
+        """Least and greatest value as scalars of an Arrow type; an Arrow error if it cannot hold them.
 
         Args:
             like: the type.
-            earlier_by: microseconds that the least value of times is moved by.
-
-        Raises:
-            pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError: it cannot hold them.
+            earlier_by: microseconds by which the least value of times is moved back.
         """
         is_time = isinstance(self.field.dataType, TimestampType | TimestampNTZType)
         first = self.least - earlier_by if is_time else self.least
@@ -80,19 +76,15 @@ class KeyBound:
 class KeyBounds:
     """The bounds of all key columns that can be bounded.
 
-    Only key columns may be bounded: the stored row can lie anywhere else, in another partition
-    too, and a bound that misses it would insert its key a second time.
+    Only key columns may be: the stored row can be in another partition, and a bound that misses it would insert its
+    key a second time.
     """
 
     columns: tuple[KeyBound, ...] = ()
 
     def condition(self, session: SparkSession, frame: str) -> Column:
-        """Literal bounds on the target's key columns: the only thing that lets Delta skip files in a MERGE."""
+        """Literal bounds on the target's key columns: only these let Delta skip files in a MERGE."""
         return columns.all_of(bound.to_column(session, frame) for bound in self.columns)
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def _arrow(value: Any, dtype: DataType) -> pa.Scalar:
@@ -110,20 +102,20 @@ def _arrow(value: Any, dtype: DataType) -> pa.Scalar:
 
 
 def bound_aggregates(keys: tuple[StructField, ...], counted: Column) -> list[Column]:
-    """Aggregates whose values `key_bounds` reads, over the rows where `counted` holds."""
-    found: list[Column] = []
+    """Aggregates for `key_bounds`, over the rows where `counted` holds."""
+    aggregates: list[Column] = []
     for i, field in enumerate(boundable(keys)):
         value = F.when(counted, columns.column(field.name))
-        found.append(as_transported(F.min(value), field.dataType).alias(f"least_{i}"))
-        found.append(as_transported(F.max(value), field.dataType).alias(f"greatest_{i}"))
-    return found
+        aggregates.append(as_transported(F.min(value), field.dataType).alias(f"least_{i}"))
+        aggregates.append(as_transported(F.max(value), field.dataType).alias(f"greatest_{i}"))
+    return aggregates
 
 
 def key_bounds(keys: tuple[StructField, ...], observed: Mapping[str, Any]) -> KeyBounds:
-    """The bounds from the observed values of `bound_aggregates`; empty when no row was counted.
+    """The bounds from the values of `bound_aggregates`; empty when no row was counted.
 
-    A key column has a bound only where its literal, the filter that Spark pushes and the statistics of files are proven
-    to mean the same: a bound that excludes a stored row lets the merge insert its key a second time.
+    A column has a bound only where its literal, the filter that Spark pushes and the statistics of files are proven to
+    mean the same: a bound that excludes a stored row lets the merge insert its key a second time.
     """
     bounds: list[KeyBound] = []
     for i, field in enumerate(boundable(keys)):
@@ -137,7 +129,7 @@ def key_bounds(keys: tuple[StructField, ...], observed: Mapping[str, Any]) -> Ke
 
 
 def _proven(least: Any, greatest: Any, dtype: DataType) -> tuple[Any, Any] | None:
-    """Ends that bound the same keys and are proven; None where there are none."""
+    """Proven ends that bound the same keys; None where there are none."""
     if isinstance(dtype, StringType):
         above = _above(greatest)
         return None if above is None else (_ascii(least), above)
@@ -151,14 +143,14 @@ def _proven(least: Any, greatest: Any, dtype: DataType) -> tuple[Any, Any] | Non
 def _ascii(text: str) -> str:
     """The beginning of a text up to its first character that is not ASCII.
 
-    In statistics, and in Python, each byte that is not UTF-8 has become U+FFFD (Delta 4.4), and what follows it may be
-    ordered otherwise.
+    In statistics, and in Python, each byte that is not UTF-8 is U+FFFD (Delta 4.4): what follows may be ordered
+    otherwise.
     """
     return next((text[:at] for at, character in enumerate(text) if not character.isascii()), text)
 
 
 def _above(text: str) -> str | None:
-    """The text where it is ASCII; else one that is, and is greater than all that begin as it does; or None."""
+    """The text if it is ASCII; else an ASCII text greater than all that begin like it; or None."""
     start = _ascii(text)
     if start == text:
         return text
@@ -169,7 +161,7 @@ def _above(text: str) -> str | None:
 def boundable(keys: tuple[StructField, ...]) -> tuple[StructField, ...]:
     """The keys whose file statistics order as Spark does; floats (NaN, -0.0), binary and nested types do not.
 
-    Nor does char(n): Spark compares padded values, and files and their statistics may hold others (Delta 4.4).
+    Nor does char(n): Spark compares padded values, and files and their statistics may have others (Delta 4.4).
     """
     return tuple(f for f in keys if _has_usable_statistics(f.dataType) and not columns.is_padded(f))
 
@@ -184,10 +176,7 @@ def _has_usable_statistics(dtype: DataType) -> bool:
 
 
 def as_transported(value: Column, dtype: DataType) -> Column:
-    """A form that survives the way through Python unchanged; `exact_literal` turns it back.
-
-    Dates and times are numbers: Python knows none beyond the year 9999.
-    """
+    """A form that survives Python, which has no year beyond 9999; `exact_literal` turns it back."""
     if isinstance(dtype, TimestampType):
         return F.unix_micros(value)
     if isinstance(dtype, DateType):

@@ -1,4 +1,4 @@
-"""Which columns of the source are stored where, under which sequence."""
+"""`Layout`: which columns of the source are stored where, under which sequence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StoredColumn:
     """One column of the source that the target stores."""
 
     name: str
-    """Name in the target (its spelling wins where case is ignored)."""
+    """Name in the target; its spelling wins."""
     source_name: str
     source_type: DataType
     field: StructField
@@ -46,7 +46,7 @@ class StoredColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventColumn:
-    """One column of the source on its way to the merge, as the source has it."""
+    """One column of the source on its way to the merge."""
 
     name: str
     """In the source."""
@@ -57,18 +57,18 @@ class EventColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeEvents:
-    """What travels beside the stored columns, for a shape whose clauses may name any column of the source."""
+    """What travels beside the stored columns, for clauses that may name any column of the source."""
 
     columns: tuple[EventColumn, ...]
     """All of the source's, in its order."""
     stored_as: Mapping[str, str]
     """Stored column -> what its value is called beside the source's columns."""
     is_ordered: bool
-    """Whether a sequence says which of a key's events counts."""
+    """Whether a sequence orders a key's events."""
 
     @property
     def carried(self) -> tuple[EventColumn, ...]:
-        """Those that the stored columns do not tell."""
+        """The columns that no stored column holds."""
         stored = set(self.stored_as)
         return tuple(column for column in self.columns if column.travels_as not in stored)
 
@@ -84,11 +84,11 @@ class Layout:
     sequence_fields: tuple[StructField, ...]
     """Components of the sequence, compared left to right, named c1, c2, …"""
     sequence_columns: tuple[str, ...] | None
-    """Stored columns that are the sequence, none where it is not kept, or None when the reserved column holds it."""
+    """Stored columns that are the sequence; empty where it is not stored, None where the reserved column is."""
     sequence_source: tuple[Column, ...]
     """Components of the sequence as expressions over the source."""
     deletes: Column | None
-    """TRUE or not, over the source; None when there are no deletes."""
+    """Condition over the source; None when there are no deletes."""
     new_columns: tuple[str, ...]
     """Columns and nested fields that this batch would add to the target."""
     type_changes: tuple[TypeChange, ...]
@@ -100,23 +100,20 @@ class Layout:
     whole: WholeEvents | None = None
     """None: events are merged by their stored columns alone."""
     concerns_missing: bool = False
-    """Whether rows whose key no event has are concerned, wherever they lie."""
+    """Whether rows whose key no event has are concerned."""
     is_whole: bool = False
-    """Whether a batch is a copy of the whole table, with each key once."""
+    """Whether a batch is a full copy of the table, with each key once."""
     evolves: bool = False
-    """Whether the merge is one with schema evolution: for what the batch brings, or because clauses count on it."""
+    """Whether the merge runs with schema evolution: for the batch's columns, or because clauses rely on it."""
     beside: tuple[StructField, ...] = ()
-    """Columns of the target that the source does not have and the shape needs."""
+    """Columns of the target that the source lacks and the shape needs."""
     texts_in_partitions: tuple[str, ...] = ()
-    """Those of the keys that are partition columns, and texts or binary: Delta does not keep each value of them."""
+    """Keys that are partition columns of text or binary: Delta does not store each of their values."""
     _built: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def is_indifferent_to_columns(self) -> bool:
-        """Whether columns that another writer adds meanwhile make no difference to what Delta stores.
-
-        No struct would lack a field then, and no new column would be met with another type.
-        """
+        """Whether columns that another writer adds meanwhile do not change what Delta stores."""
         return (
             not self.new_columns
             and not self.type_changes
@@ -124,25 +121,24 @@ class Layout:
         )
 
     def once(self, name: str, build: Callable[[], T]) -> T:
-        """The expressions of that name, built at the first call: each column operation is a call to the JVM.
+        """The value of a name, built at the first call: each column operation is a call to the JVM.
 
         Unresolved columns belong to no frame and no session, so the next batch can use them again.
         """
         if name not in self._built:
             self._built[name] = build()
-        found: T = self._built[name]
-        return found
+        value: T = self._built[name]
+        return value
 
     @property
     def sequence_type(self) -> StructType:
-        """Type of the sequence, wherever it is stored."""
+        """Type of the sequence."""
         return StructType(list(self.sequence_fields))
 
     def onto(self, newer: Layout) -> Layout:
-        """For events that are evaluated in this layout, onto the target that `newer` was planned for.
+        """For events evaluated in this layout, and the target that `newer` was planned for.
 
-        Events stay as they are called and held: what the target's structs have gained they lack, like what the source
-        does not have. An update keeps it, an insert leaves it to Delta to be NULL.
+        What the target's structs have gained the events lack: an update keeps it, in an insert it is NULL.
         """
         lacking = any(column.lacks_fields for column in newer.stored)
         return replace(
@@ -155,24 +151,19 @@ class Layout:
         )
 
     def in_event(self, name: str) -> str:
-        """What a stored column's value is called in the events that a merge sees as `s`; other names stay."""
+        """The name of a stored column's value in the events that a merge reads as `s`."""
         return name if self.whole is None else self.whole.stored_as.get(name, name)
 
     def as_merged(self, events: DataFrame) -> DataFrame:
-        """Evaluated events as a merge sees them: of whole ones the source's columns, by the source's names."""
-        if self.whole is None:
-            return events
-        return events.select(*self.once("as merged", self._whole_event))
-
-    def _whole_event(self) -> list[Column]:
+        """Evaluated events as the merge reads them: whole ones under the source's column names."""
         whole = self.whole
         if whole is None:
-            return []
-        stored = {name: kept for name, kept in whole.stored_as.items() if names.is_reserved(kept)}
-        return [
-            *(columns.column(one.travels_as).alias(one.name) for one in whole.columns),
-            *(columns.column(name).alias(kept) for name, kept in stored.items()),
-        ]
+            return events
+        stored = {name: alias for name, alias in whole.stored_as.items() if names.is_reserved(alias)}
+        aliased = [*((c.travels_as, c.name) for c in whole.columns), *stored.items()]
+        return events.select(
+            *self.once("as merged", lambda: [columns.column(name).alias(alias) for name, alias in aliased])
+        )
 
     @property
     def key_fields(self) -> tuple[StructField, ...]:
@@ -182,14 +173,14 @@ class Layout:
 
     @property
     def target_fields(self) -> tuple[StructField, ...]:
-        """The columns of a target made for this layout."""
+        """The columns of a target that is created for this layout."""
         fields = (*(StructField(c.name, c.dtype) for c in self.stored), *self.beside)
         if self.sequence_columns is None:
             fields += (StructField(names.SEQUENCE_COLUMN, self.sequence_type),)
         return fields
 
     def target_sequence(self, frame: str) -> Column:
-        """The stored sequence of a target row, typed like the batch's."""
+        """The stored sequence of a target row, in the batch's types."""
         if self.sequence_columns is None:
             return columns.column(names.SEQUENCE_COLUMN, frame)
         parts = zip(self.sequence_columns, self.sequence_fields, strict=True)
@@ -209,14 +200,7 @@ def _conformed(stored: StoredColumn) -> Column:
 def texts_in_partitions(
     stored: Sequence[StoredColumn], keys: Sequence[str], partition_columns: Sequence[str], *, case_sensitive: bool
 ) -> tuple[str, ...]:
-    """The keys whose values are written into partitions as texts.
-
-    Args:
-        stored: all columns.
-        keys: of these.
-        partition_columns: of the target, in whatever spelling.
-        case_sensitive: whether names are compared with case.
-    """
+    """The keys whose values are written into partitions as texts."""
     types = {column.name: column.field.dataType for column in stored}
-    found = [columns.resolve(name, keys, case_sensitive=case_sensitive) for name in partition_columns]
-    return tuple(key for key in found if key is not None and isinstance(types[key], StringType | BinaryType))
+    resolved = [columns.resolve(name, keys, case_sensitive=case_sensitive) for name in partition_columns]
+    return tuple(key for key in resolved if key is not None and isinstance(types[key], StringType | BinaryType))

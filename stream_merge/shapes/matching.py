@@ -1,4 +1,4 @@
-"""A source matched with the settings and with its target: the layout, or every problem at once."""
+"""The layout of a batch: source, settings and target matched, or every problem at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.shapes import required
 from stream_merge.shapes.finder import Finder
 from stream_merge.shapes.layout import EventColumn, Layout, StoredColumn, WholeEvents, texts_in_partitions
 from stream_merge.spark import columns
@@ -19,46 +18,33 @@ from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
 
 
 class Layouts:
-    """The layouts of one sink: as long as no schema changes, batches share one and what was built for it."""
+    """The layouts of one sink: while no schema changes, batches share one and what was built for it."""
 
     def __init__(self, spec: MergeSpec) -> None:
         self._spec = spec
-        self._known: list[tuple[StructType, StructType | None, Sequence[str], bool, Layout]] = []
+        self._cached: list[tuple[StructType, StructType | None, Sequence[str], bool, Layout]] = []
 
-    def plan(self, source: DataFrame, found: TableSnapshot | None) -> Layout:
-        """As `plan_layout`, from memory where nothing changed.
-
-        Args:
-            source: a batch, with its own column names.
-            found: the target; None while there is none.
-        """
+    def plan(self, source: DataFrame, snapshot: TableSnapshot | None) -> Layout:
+        """The layout of a batch for its target (None: there is none), cached while nothing changes."""
         case_sensitive = columns.is_case_sensitive(source.sparkSession)
-        target = None if found is None else found.schema
-        partition_columns = self._spec.partition_by if found is None else found.partition_columns
+        target = None if snapshot is None else snapshot.schema
+        partition_columns = self._spec.partition_by if snapshot is None else snapshot.partition_columns
         schemas = (source.schema, target, partition_columns, case_sensitive)
-        for *known, layout in self._known:
-            if tuple(known) == schemas:
+        for *planned, layout in self._cached:
+            if tuple(planned) == schemas:
                 return layout
         layout = plan_layout(source, self._spec, target, partition_columns)
-        self._known = [*self._known[-1:], (*schemas, layout)]
+        self._cached = [*self._cached[-1:], (*schemas, layout)]
         return layout
 
 
 def plan_layout(
     source: DataFrame, spec: MergeSpec, target: StructType | None, partition_columns: Sequence[str] = ()
 ) -> Layout:
-    """Match the source with the settings and, where it exists, with the target.
-
-    Reads schemas only; runs no Spark job.
-
-    Args:
-        source: a batch, with its own column names.
-        spec: what the sink was told.
-        target: the target's schema, or None while there is no target.
-        partition_columns: of the target, or those that it is to have.
+    """Match the source with the settings and, where it exists, with the target; reads schemas only.
 
     Raises:
-        ConfigError: with every problem found, before anything is written.
+        ConfigError: with every problem, before anything is written.
     """
     case_sensitive = columns.is_case_sensitive(source.sparkSession)
     finder = Finder(source, spec, case_sensitive)
@@ -70,7 +56,7 @@ def plan_layout(
     sequence = finder.sequence(stored, target)
     deletes = finder.deletes()
     new = _evolution(finder, selected, target)
-    beside = required.fields(source.sparkSession, spec, stored, target, problems, case_sensitive=case_sensitive)
+    beside = finder.beside(stored, target)
     _refuse_strangers(finder, selected, target)
     if problems:
         raise ConfigError(problems, target=spec.target)
@@ -89,7 +75,7 @@ def plan_layout(
         case_sensitive=case_sensitive,
         whole=_whole_events(finder, stored),
         concerns_missing=spec.concerns_missing,
-        # A struct of a user's that lacks fields, which are then NULL, must fit each batch as it fits the first one.
+        # A user's struct that lacks fields, which are then NULL, must fit every batch, not only the first one.
         evolves=bool(new) or bool(spec.schema_evolution and spec.shape and spec.shape.needs_whole_events),
         is_whole=spec.is_whole,
         beside=beside,
@@ -97,7 +83,7 @@ def plan_layout(
 
 
 def _whole_events(finder: Finder, stored: list[StoredColumn]) -> WholeEvents | None:
-    """How all of the source's columns travel; None where the stored ones are enough."""
+    """How all of the source's columns travel; None where the stored ones suffice."""
     spec = finder.spec
     if spec.shape is None or not spec.shape.needs_whole_events:
         return None
@@ -114,10 +100,10 @@ def _whole_events(finder: Finder, stored: list[StoredColumn]) -> WholeEvents | N
 
 
 def _refuse_strangers(finder: Finder, selected: list[StructField], target: StructType | None) -> None:
-    """Columns that travel along without being stored, under the name of a target's column of another type.
+    """Refuse columns that are not stored and have the name of a target's column of another type.
 
-    With schema evolution Delta brings the types of equally named columns together, where a clause assigns the target's
-    (ResolveDeltaMergeInto, 4.4), whatever it assigns.
+    With schema evolution Delta unifies the types of equally named columns, where a clause assigns the target's,
+    whatever it assigns (ResolveDeltaMergeInto, 4.4).
     """
     spec = finder.spec
     if target is None or not spec.schema_evolution or spec.shape is None or not spec.shape.needs_whole_events:

@@ -1,10 +1,9 @@
-"""A full copy of the source: the table becomes it, and what the copy lacks is deleted or flagged."""
+"""`Snapshot`: a batch is a full copy of the source, and the table becomes it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.types import StructType
@@ -12,8 +11,9 @@ from pyspark.sql.types import StructType
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import analysed
+from stream_merge.shapes import clause_analysis
 from stream_merge.shapes.base import Copied, Shape, assignments
+from stream_merge.shapes.clause_builders import plain_name
 from stream_merge.shapes.clauses import (
     Always,
     And,
@@ -31,8 +31,6 @@ from stream_merge.shapes.clauses import (
     UpdateMissing,
 )
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.surely_changes import GreatestSequence
-from stream_merge.shapes.written import plain_name
 
 
 class Snapshot(Shape):
@@ -44,7 +42,7 @@ class Snapshot(Shape):
 
     Before anything is written, an error stops a copy that has an event in quarantine, a key twice, fewer rows than
     `min_rows`, or that would remove more than `max_delete_share` of the table, and one that is older than the last one
-    merged. No sequence is kept: batches have to come in the order of their ids. Spark executes this shape, or, of
+    merged. No sequence is stored: batches have to come in the order of their ids. Spark executes this shape, or, of
     copies that fit into the driver and without `missing` and `within`, which are SQL, the driver.
 
     Args:
@@ -75,69 +73,39 @@ class Snapshot(Shape):
         within: str | None = None,
     ) -> None:
         self._missing = None if missing is None else dict(missing)
-        self._delete_missing = delete_missing
         self._max_delete_share = max_delete_share
-        self._min_rows = min_rows
-        self._within = within
+        self.concerns_missing = delete_missing
+        self.min_rows = min_rows
+        self.within = within
         problems = list(self._own_problems())
         if problems:
             raise ConfigError(problems)
+        self.kept_beside = {plain_name(name): value for name, value in (self._missing or {}).items()}
+        self._flag = next(iter(self.kept_beside), None)  # NULL where a row is not flagged
 
     def _own_problems(self) -> Iterable[str]:
-        share, least = self._max_delete_share, self._min_rows
+        share, least = self._max_delete_share, self.min_rows
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
             yield f"[INVALID_SETTING] max_delete_share={share!r} must be a number from 0 (no row) to 1 (all rows)"
         if not isinstance(least, int) or isinstance(least, bool) or least < 0:
             yield f"[INVALID_SETTING] min_rows={least!r} must be a whole number of rows, 0 or more"
-        if self._within is not None and (not isinstance(self._within, str) or not self._within.strip()):
-            yield f"[INVALID_SETTING] within={self._within!r} must be SQL text over t, such as \"t.day = '2024-06-01'\""
+        if self.within is not None and (not isinstance(self.within, str) or not self.within.strip()):
+            yield f"[INVALID_SETTING] within={self.within!r} must be SQL text over t, such as \"t.day = '2024-06-01'\""
         if self._missing is not None:
-            yield from _flag_problems(self._missing, delete_missing=self._delete_missing)
+            yield from _flag_problems(self._missing, delete_missing=self.concerns_missing)
 
     def __repr__(self) -> str:
-        """As it is written."""
         given = {
-            "delete_missing": (self._delete_missing, True),
+            "delete_missing": (self.concerns_missing, True),
             "missing": (self._missing, None),
             "max_delete_share": (self._max_delete_share, 0.2),
-            "min_rows": (self._min_rows, 1),
-            "within": (self._within, None),
+            "min_rows": (self.min_rows, 1),
+            "within": (self.within, None),
         }
         return f"Snapshot({', '.join(f'{name}={value!r}' for name, (value, usual) in given.items() if value != usual)})"
 
-    @property
-    def concerns_missing(self) -> bool:
-        """Unless rows that the copy lacks are to stay."""
-        return self._delete_missing
-
-    @property
-    def kept_beside(self) -> Mapping[str, str]:
-        """The columns that are set where a row is missing."""
-        return {plain_name(name): value for name, value in (self._missing or {}).items()}
-
-    @property
-    def within(self) -> str | None:
-        """As it was given."""
-        return self._within
-
-    def over(self, window: str) -> Snapshot:
-        """The same for another window."""
-        found = copy(self)
-        found._within = window
-        return found
-
-    @property
-    def min_rows(self) -> int:
-        """The copy has at least so many."""
-        return self._min_rows
-
-    @property
-    def _flag(self) -> str | None:
-        """NULL where a row is not flagged."""
-        return next(iter(self.kept_beside), None)
-
     def problems(self, spec: MergeSpec) -> Iterable[str]:
-        """What means nothing where each batch is the whole truth."""
+        """Settings without effect where each batch is a full copy."""
         if isinstance(spec.sequence_by, Column) or spec.sequence_by:
             yield (
                 "[CONFLICTING_SETTINGS] sequence_by has no effect with shape=Snapshot(…), of which the later one"
@@ -150,7 +118,7 @@ class Snapshot(Shape):
             )
         if spec.tombstone_retention_seconds is not None:
             yield "[CONFLICTING_SETTINGS] retention_seconds has no effect with shape=Snapshot(…); remove it"
-        sql = next((name for name in ("missing", "within") if getattr(self, f"_{name}") is not None), None)
+        sql = "missing" if self._missing is not None else None if self.within is None else "within"
         if spec.engine == "driver" and sql is not None:
             yield (
                 f"[CONFLICTING_SETTINGS] engine='driver' does not execute the SQL of {sql} in shape=Snapshot(…); use"
@@ -161,38 +129,36 @@ class Snapshot(Shape):
             yield f"[CONFLICTING_SETTINGS] missing sets key(s) {keys!r}; use other columns"
 
     def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
-        """Update what differs, insert what is new, and what becomes of missing rows."""
+        """Update what differs, insert what is new, delete or flag what is missing."""
         values = assignments(layout)
         cleared = {name: Opaque("NULL") for name in self.kept_beside}
         updates = {**{name: value for name, value in values.items() if name not in layout.keys}, **cleared}
-        found: list[Clause] = []
-        if updates:
-            found.append(Update(when=self.updating(spec), values=updates))
-        found.append(Insert(when=Always(), values=values))
+        clauses: list[Clause] = [Update(when=self.updating(spec), values=updates)] if updates else []
+        clauses.append(Insert(when=Always(), values=values))
         if self._missing is not None:
             flags = {name: Opaque(value) for name, value in self.kept_beside.items()}
-            found.append(UpdateMissing(when=self.expected, values=flags))
-        elif self._delete_missing:
-            found.append(DeleteMissing(when=self.expected))
-        return found
+            clauses.append(UpdateMissing(when=self.expected, values=flags))
+        elif self.concerns_missing:
+            clauses.append(DeleteMissing(when=self.expected))
+        return clauses
 
     @property
     def expected(self) -> Condition:
-        """Which rows of the table should be in the copy: those of the window that are not flagged."""
+        """Rows of the window that are not flagged."""
         conditions: list[Condition] = []
-        if self._within is not None:
-            conditions.append(Holds(self._within))
+        if self.within is not None:
+            conditions.append(Holds(self.within))
         if self._flag is not None:
             conditions.append(Not(HasValue(self._flag)))
         return And(*conditions) if conditions else Always()
 
     def objection(self, counts: Copied, *, where: str) -> str | None:
-        """More rows would go than may."""
+        """More rows would be deleted or flagged than allowed."""
         share = counts.missing / max(counts.rows, 1)
-        if not self._delete_missing or share <= self._max_delete_share:
+        if not self.concerns_missing or share <= self._max_delete_share:
             return None
         what = "delete" if self._missing is None else "flag"
-        window = "" if self._within is None else f" within {self._within!r}"
+        window = "" if self.within is None else f" within {self.within!r}"
         needed = math.ceil(share * 100) / 100
         return (
             f"[TOO_MANY_DELETES] {where} would {what} {counts.missing} of {counts.rows} rows{window} ({share:.1%}),"
@@ -201,46 +167,35 @@ class Snapshot(Shape):
         )
 
     def misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
-        """A window or a flag that Spark cannot make sense of."""
-        found: list[str] = layout.once("misfits", lambda: list(self._misfits(session, layout, target)))
-        return found
+        """A window or a flag that Spark cannot analyse."""
+        return layout.once("misfits", lambda: list(self._misfits(session, layout, target)))
 
     def _misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
         beside = [field for field in layout.beside if field.name not in target.names]
         rows = session.createDataFrame([], StructType([*target.fields, *beside])).alias("t")
         stored = [field for field in layout.target_fields if field not in layout.beside]
-        if self._within is not None:
+        if self.within is not None:
             of_copy = session.createDataFrame([], StructType(stored)).alias("t")
             for frame, whose in ((rows, "the table"), (of_copy, "the snapshot")):
-                said, seen = f"within={self._within!r} over {whose}", f"t has {frame.columns!r}"
-                problem = analysed.misfit(frame, said, self._within, seen=seen, is_condition=True, is_fixed=True)
+                what, seen = f"within={self.within!r} over {whose}", f"t has {frame.columns!r}"
+                problem = clause_analysis.misfit(frame, what, self.within, seen=seen, is_condition=True, is_fixed=True)
                 if problem is not None:
                     yield f"[INVALID_EXPRESSION] {problem}"
                     return
         for (name, written), field in zip(self.kept_beside.items(), layout.beside, strict=True):
-            said = f"the value {written!r} of {name!r} in missing"
-            seen = f"t has {rows.columns!r}"
-            problem = analysed.misfit(rows, said, written, seen=seen, stored_as=field.dataType)
+            what, seen = f"the value {written!r} of {name!r} in missing", f"t has {rows.columns!r}"
+            problem = clause_analysis.misfit(rows, what, written, seen=seen, stored_as=field.dataType)
             if problem is not None:
                 yield f"[INVALID_EXPRESSION] {problem}"
-            elif name == self._flag and analysed.may_be_null(rows, written, field.dataType):
+            elif name == self._flag and clause_analysis.may_be_null(rows, written, field.dataType):
                 yield (
-                    f"[INVALID_EXPRESSION] {said} may be NULL, and then flags no row; put a column first that is never"
+                    f"[INVALID_EXPRESSION] {what} may be NULL, and then flags no row; put a column first that is never"
                     " NULL, such as {'deleted_at': 'current_timestamp()'}"
                 )
 
-    def certain(self, spec: MergeSpec) -> None:
-        """Nothing is known by the keys alone."""
-
     def updating(self, spec: MergeSpec) -> Condition:
-        """A stored column differs, or the row is flagged and its key is back."""
+        """A stored column differs, or the row is flagged."""
         return Changed() if self._flag is None else Or(Changed(), HasValue(self._flag))
-
-    def surely_changes(
-        self, greatest: GreatestSequence | None, stored: Callable[[], GreatestSequence | None], spec: MergeSpec
-    ) -> bool:
-        """Nobody knows without a look."""
-        return False
 
 
 def _flag_problems(missing: Mapping[str, str], *, delete_missing: bool) -> Iterable[str]:

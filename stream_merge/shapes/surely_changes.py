@@ -1,4 +1,4 @@
-"""Whether a batch surely changes a row: its greatest sequence beside the greatest one that a table may hold."""
+"""Whether a batch surely changes a row: its greatest sequence compared with the greatest one in the table."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class GreatestSequence:
 
     components: tuple[int, ...]
     is_empty: bool = False
-    """Whether there is no row at all."""
+    """Whether there is no row."""
 
     def is_beyond(self, stored: GreatestSequence | None, position_components: int | None) -> bool:
-        """Whether this sequence is greater than all in a table, and says more than another delivery of its row.
+        """Whether this sequence is greater than all in a table, and not only another delivery of its row.
 
         Args:
-            stored: of the table; None where nobody knows.
-            position_components: so many leading components tell where an event stands; None: all.
+            stored: of the table; None where it is unknown.
+            position_components: how many leading components are the event's position in its log; None: all.
         """
         if stored is None:
             return False
@@ -55,7 +55,7 @@ class GreatestSequence:
 
 
 def aggregates(layout: Layout, upserts: Column) -> list[Column]:
-    """Aggregates whose values `observed` reads: the greatest sequence of the rows where `upserts` holds."""
+    """Aggregates for `observed`: the greatest sequence of the rows where `upserts` holds."""
     greatest = F.max(F.when(upserts, columns.column(names.SEQUENCE_COLUMN)))
     return [
         _whole_number(greatest.getField(name), dtype).alias(f"greatest_{name}") for name, dtype in _comparable(layout)
@@ -67,31 +67,24 @@ def observed(layout: Layout, values: Mapping[str, Any]) -> GreatestSequence | No
     return _comparing(layout, [values[f"greatest_{name}"] for name, _ in _comparable(layout)])
 
 
-def of_table(events: pa.Table, layout: Layout) -> GreatestSequence | None:
+def in_driver(events: pa.Table, layout: Layout) -> GreatestSequence | None:
     """The greatest sequence of the upserts among events in the driver (`Rows.arrow`)."""
     upserts = events.filter(pc.invert(events[names.DELETE_COLUMN]))
     sequence = upserts[names.SEQUENCE_COLUMN].combine_chunks()
-    found: list[int | None] = []
+    components: list[int | None] = []
     for name, _ in _comparable(layout):
         component = sequence.field(name)
         greatest = pc.max(component)
-        found.append(_as_int(greatest))
+        components.append(_as_int(greatest))
         sequence = sequence.filter(pc.fill_null(pc.equal(component, greatest), False))
-    return _comparing(layout, found)
+    return _comparing(layout, components)
 
 
 def stored(files: pa.Table, layout: Layout) -> GreatestSequence | None:
-    """An upper bound of the sequences in a table.
-
-    Args:
-        files: its data files with statistics (`LogHandle.files`).
-        layout: how its sequence is stored.
-
-    Returns: None where the statistics do not tell.
-    """
+    """An upper bound of a table's sequences from its data files' statistics; None where they are not enough."""
     if not files.num_rows:
         return GreatestSequence(components=(), is_empty=True)
-    found: list[int | None] = []
+    components: list[int | None] = []
     for i, (name, dtype) in enumerate(_comparable(layout)):
         if layout.sequence_columns is not None and i >= len(layout.sequence_columns):
             break
@@ -99,12 +92,12 @@ def stored(files: pa.Table, layout: Layout) -> GreatestSequence | None:
         greatest = _greatest(files, stored_as)
         if greatest is None:
             break
-        found.append(greatest + (_TIMES_ARE_CUT_BY if isinstance(dtype, TimestampType) else 0))
-    return _comparing(layout, found)
+        components.append(greatest + (_TIMES_ARE_CUT_BY if isinstance(dtype, TimestampType) else 0))
+    return _comparing(layout, components)
 
 
 def _greatest(files: pa.Table, column: str) -> int | None:
-    """The greatest value of a column by the statistics of all files; None where one has none."""
+    """A column's greatest value by the statistics of all files; None where one has none."""
     wanted = [f"{statistic}.{column}" for statistic in ("max", "null_count")]
     if any(files.column_names.count(name) != 1 for name in (*wanted, "num_records")):
         return None  # also of a column whose flattened name is another's, too
@@ -121,7 +114,7 @@ def _comparing(layout: Layout, values: list[int | None]) -> GreatestSequence | N
 
 
 def _comparable(layout: Layout) -> list[tuple[str, DataType]]:
-    """The leading components whose values and statistics are whole numbers; text may be cut, floats have no order."""
+    """The leading components that are whole numbers, as their statistics; text may be cut, floats have no order."""
     types = (ByteType, ShortType, IntegerType, LongType, DateType, TimestampType)
     fields = takewhile(lambda field: isinstance(field.dataType, types), layout.sequence_fields)
     return [(field.name, field.dataType) for field in fields]
@@ -138,5 +131,5 @@ def _as_int(value: pa.Scalar) -> int | None:
         value = value.cast(pa.timestamp("us", tz=value.type.tz)).cast(pa.int64())
     elif pa.types.is_date32(value.type):
         value = value.cast(pa.int32())
-    found = value.as_py()
-    return None if found is None else int(found)
+    number = value.as_py()
+    return None if number is None else int(number)

@@ -1,4 +1,4 @@
-"""The user's `target_filter`: checks it, fixes its time for a call, and gives the conditions inside and outside."""
+"""The user's `target_filter`: checked, with one time per call, as conditions inside and outside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import analysed, shape_of
+from stream_merge.shapes import clause_analysis, shape_of
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.jvm import leaf_spans, reads_only
 
@@ -21,17 +21,17 @@ _ONLY_CALLED = ("curdate", "now")
 
 
 def inside(written: str) -> Column:
-    """Rows of `t` for which it is TRUE: not FALSE, not NULL."""
+    """Rows of `t` for which it is TRUE."""
     return F.expr(written)
 
 
 def outside(written: str) -> Column:
-    """All other rows; in this form Delta leaves files unread where partition values or statistics decide it."""
+    """All other rows, in a form by which Delta skips files on partition values and statistics."""
     return ~F.expr(written) | F.expr(written).isNull()
 
 
 def with_fixed_time(session: SparkSession, spec: MergeSpec) -> MergeSpec:
-    """The settings of a call, all of whose queries see the same time."""
+    """The settings of a call, with one time for all its queries."""
     if spec.target_filter is not None:
         spec = replace(spec, target_filter=fixed(session, spec.target_filter))
     shape = shape_of(spec)
@@ -42,7 +42,7 @@ def fixed(session: SparkSession, written: str) -> str:
     """The SQL with a literal for each function of the current time.
 
     Spark gives each query a time of its own: a row inside for the check, and outside for the MERGE, would be there
-    twice. Cost: nothing where no time is asked for; else one query without a job.
+    twice. Cost: nothing where no time is used; else one query without a job.
     """
     if not any(name in written.lower() for name in _TIMES):
         return written
@@ -64,23 +64,22 @@ def fixed(session: SparkSession, written: str) -> str:
 
 
 def misfits(session: SparkSession, written: str, layout: Layout, target: StructType) -> list[str]:
-    """What is wrong with it, a sentence each; runs no Spark job."""
-    found: list[str] = layout.once("filter misfits", lambda: list(_misfits(session, written, layout, target)))
-    return found
+    """Every problem of the filter; runs no Spark job."""
+    return layout.once("filter misfits", lambda: list(_misfits(session, written, layout, target)))
 
 
 def _misfits(session: SparkSession, written: str, layout: Layout, target: StructType) -> Iterator[str]:
     rows = session.createDataFrame([], target).alias("t")
     names = [c.name for c in layout.whole.columns] if layout.whole else [c.name for c in layout.stored]
     events = session.createDataFrame([], StructType([StructField(n, target.fields[0].dataType) for n in names]))
-    said, seen = f"target_filter={written!r}", f"it applies to the target's row t, which has {target.names!r}"
+    what, seen = f"target_filter={written!r}", f"it applies to the target's row t, which has {target.names!r}"
     text = fixed(session, written)
     both = rows.crossJoin(events.alias("s"))
-    # Over the rows alone nothing is known of the events; beside them a column of both needs the name of its side.
+    # The rows alone have no column of events; beside these a column of both needs its side's name.
     for frame, remedy in ((rows, ""), (both, "; write columns as t.<name>")):
-        problem = analysed.misfit(frame, said, text, seen=seen + remedy, is_condition=True, is_fixed=True)
+        problem = clause_analysis.misfit(frame, what, text, seen=seen + remedy, is_condition=True, is_fixed=True)
         if problem is not None:
             yield f"[INVALID_EXPRESSION] {problem}"
             return
     if not reads_only(both.where(F.expr(text)), rows):  # such as s.day, of rows that have a struct s
-        yield f"[INVALID_EXPRESSION] {said} refers to a column of the event; {seen}; write columns as t.<name>"
+        yield f"[INVALID_EXPRESSION] {what} refers to a column of the event; {seen}; write columns as t.<name>"

@@ -1,4 +1,4 @@
-"""Which wider type a column can be given, exactly, and how: by the rules of Delta's type widening (4.4)."""
+"""Type widening: which wider type a column can get, exactly, by the rules of Delta 4.4."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ COST = (
 )
 _INTEGERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
 _INTEGERS_OF_INT32: set[type[DataType]] = {ByteType, ShortType, IntegerType}
-"""Which Parquet keeps alike."""
+"""Parquet stores all of them as INT32."""
 _WHOLE_DIGITS: dict[type[DataType], int] = {ByteType: 10, ShortType: 10, IntegerType: 10, LongType: 20}
-"""That a decimal must have before the point for Delta to make it of a column of integers: as Parquet stores these."""
+"""Digits before the point that Delta needs in a decimal to widen integers to it: as Parquet stores these."""
 _MOST_DIGITS = 38
 
 
@@ -53,7 +53,7 @@ class TypeChange:
 
 
 def wider(source: DataType, stored: DataType) -> DataType | None:
-    """The stored type with each part widened that cannot hold the source's values; None where that is no way.
+    """The stored type with each part widened that cannot hold the source's values; None where Delta cannot.
 
     Struct fields that only one of the two has stay as they are, or are left out.
     """
@@ -69,7 +69,7 @@ def wider(source: DataType, stored: DataType) -> DataType | None:
 
 
 def alterable(source: DataType, stored: DataType) -> DataType | None:
-    """As `wider`, by changes that Delta makes beside this Spark."""
+    """The type of `wider`, if Delta makes all its changes on this Spark."""
     wanted = wider(source, stored)
     if wanted is None or WIDENS_BEYOND_INTEGERS:
         return wanted
@@ -80,31 +80,23 @@ def alterable(source: DataType, stored: DataType) -> DataType | None:
 def widest(one: DataType, other: DataType) -> DataType | None:
     """The least type that holds the values of both exactly; None where there is none.
 
-    Structs have the fields of the other one, each as wide as both need it: what only the first has is left out, and
-    `columns.merged` adds it.
+    Structs have the fields of the other one: `columns.merged` adds those that only the first has.
     """
     return wider(one, other) or wider(other, one)
 
 
 def changes(stored: DataType, wanted: DataType, *path: str) -> Iterator[TypeChange]:
-    """What has to change in the stored type for it to hold the wanted one's values; parts that only one has do not."""
-    if isinstance(stored, StructType) and isinstance(wanted, StructType):
-        known = {field.name.lower(): field for field in stored.fields}
-        for field in wanted.fields:
-            if field.name.lower() in known:
-                theirs = known[field.name.lower()]
-                yield from changes(theirs.dataType, field.dataType, *path, theirs.name)
-    elif isinstance(stored, ArrayType) and isinstance(wanted, ArrayType):
-        yield from changes(stored.elementType, wanted.elementType, *path, "element")
-    elif isinstance(stored, MapType) and isinstance(wanted, MapType):
-        yield from changes(stored.keyType, wanted.keyType, *path, "key")
-        yield from changes(stored.valueType, wanted.valueType, *path, "value")
+    """The changes by which the stored type holds the wanted one's values, where both have a part."""
+    parts = columns.common_parts(wanted, stored)
+    if parts is not None:
+        for part, ours, theirs in parts:
+            yield from changes(theirs, ours, *path, part)
     elif not columns.holds(wanted, stored):
         yield TypeChange(path=path, before=stored, after=wanted)
 
 
 def pending(wanted: Iterable[TypeChange], schema: StructType) -> list[TypeChange]:
-    """The changes that a table with this schema still lacks."""
+    """The changes that a table with this schema lacks."""
     return [change for change in wanted if not _is_made(change, schema)]
 
 
@@ -123,27 +115,26 @@ def _is_made(change: TypeChange, schema: StructType) -> bool:
 
 
 def statements(target: TableRef, wanted: Sequence[TypeChange], properties: Mapping[str, str]) -> list[str]:
-    """The SQL that makes the changes, in a table with these properties."""
+    """The SQL that makes the changes in a table with these properties."""
     if not wanted:
         return []
-    identifier = target.sql
     single = [f"{'.'.join(map(names.quote, change.path))} TYPE {change.after.simpleString()}" for change in wanted]
     lists = [", ".join(single)] if ALTERS_SEVERAL_COLUMNS else single
-    found = [] if properties.get(PROPERTY, "").lower() == "true" else [enabling(target)]
-    return [*found, *(f"ALTER TABLE {identifier} ALTER COLUMN {listed}" for listed in lists)]
+    enable = [] if properties.get(PROPERTY, "").lower() == "true" else [enabling(target)]
+    return [*enable, *(f"ALTER TABLE {target.sql} ALTER COLUMN {listed}" for listed in lists)]
 
 
 def enabling(target: TableRef) -> str:
-    """The SQL that lets a table's types be changed."""
+    """The SQL that enables type widening."""
     return f"ALTER TABLE {target.sql} SET TBLPROPERTIES ({names.sql_string(PROPERTY)} = 'true')"
 
 
 def obstacles(
     wanted: Iterable[TypeChange], schema: StructType, properties: Mapping[str, str], session: SparkSession
 ) -> Iterator[str]:
-    """Why Delta would refuse the changes, which it says only after type widening has been switched on.
+    """Why Delta would refuse the changes, which it reports only after type widening was switched on.
 
-    It refuses a change of what an expression reads, of a field in it, and of what holds it (Delta 4.4).
+    It refuses a change of what an expression reads, of a field in it, and of what contains it (Delta 4.4).
     """
     checks = {
         f"the CHECK constraint {key.removeprefix('delta.constraints.')!r}": value
@@ -172,13 +163,13 @@ def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
 
 def _wider_struct(source: StructType, stored: StructType) -> StructType | None:
     theirs = {field.name.lower(): field.dataType for field in source.fields}
-    found = []
+    fields = []
     for field in stored.fields:
         dtype = wider(theirs.get(field.name.lower(), field.dataType), field.dataType)
         if dtype is None:
             return None
-        found.append(StructField(field.name, dtype, field.nullable, field.metadata))
-    return StructType(found)
+        fields.append(StructField(field.name, dtype, field.nullable, field.metadata))
+    return StructType(fields)
 
 
 def _wider_scalar(source: DataType, stored: DataType) -> DataType | None:
@@ -201,7 +192,7 @@ def _wider_decimal(source: DataType, stored: DataType) -> DataType | None:
 
 
 def _digits(dtype: DataType) -> tuple[int, int] | None:
-    """Before and after the point."""
+    """Digits before and after the point."""
     if isinstance(dtype, DecimalType):
         return dtype.precision - dtype.scale, dtype.scale
     whole = _WHOLE_DIGITS.get(type(dtype))

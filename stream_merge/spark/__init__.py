@@ -1,1 +1,1 @@
-"""Corners of Spark and of Delta's JVM that are not public, and what Spark alone says about columns and files."""
+"""Private APIs of PySpark and of Delta's JVM; columns, files and confs."""

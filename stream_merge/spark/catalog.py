@@ -1,8 +1,7 @@
-"""What a catalog knows under a name: whether that is a Delta table, and where it lies. No look at the table's log.
+"""Catalogs: whether a name is a Delta table, and its location; the table's log is not read.
 
-Everything here goes through Py4J to classes that are not public API, read and run on Spark 4.2.0 with Delta 4.4.0.
-`DeltaTable.forName` would ask the catalog several times, and names of up to two parts in Spark's own catalog alone,
-whatever the session's current one is.
+Calls go through Py4J to classes that are not public API, read and run on Spark 4.2.0 with Delta 4.4.0.
+`DeltaTable.forName` would ask the catalog several times, and takes names of up to two parts in Spark's own catalog.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from stream_merge.spark.places import no_table
 from stream_merge.spark.versions import TAKES_CATALOGS
 
 SESSION_CATALOG = "spark_catalog"
-"""Spark's own, in the memory of the process or in a Hive metastore, unless a conf puts another one in its place."""
+"""Spark's own, in memory or in a Hive metastore, unless a conf replaces it."""
 
 _MEMORY_CATALOGS = (
     "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "org.apache.spark.sql.execution.datasources.v2.V2SessionCatalog",
 )
-"""Classes of `SESSION_CATALOG` that keep nothing themselves."""
+"""Classes of `SESSION_CATALOG` that store nothing themselves."""
 _MANAGED = "catalogManaged"
-"""Delta's feature of tables whose commits are not files in the log until their catalog has agreed."""
+"""Delta's feature of tables to which their catalog commits."""
 _MANAGED_ELSEWHERE = ("DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED", "Couldn't locate commit coordinator")
-"""What Delta 4.4 says of such a table without its catalog."""
+"""Delta 4.4's error for such a table without its catalog."""
 _NO_TABLE = ("NoSuchTableException", "NoSuchDatabaseException", "NoSuchNamespaceException")
 _WITH_CATALOG = 2
-"""Parts of the shortest name that begins with a catalog's."""
+"""Fewest parts of a name that begins with a catalog."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +45,9 @@ class Entry:
     """A Delta table in a catalog."""
 
     name: str
-    """With the catalog and the schema, as SQL."""
+    """Full name, as SQL."""
     location: str
-    """As Hadoop writes it, and `locations.local_path` reads it: no character stands for another one."""
+    """As Hadoop writes it, without escapes."""
     table: Any
     """Delta's own handle (`DeltaTableV2`)."""
 
@@ -56,7 +55,7 @@ class Entry:
         """Delta's own snapshot, freshly loaded.
 
         Raises:
-            ConfigError: the catalog commits to the table, or there is no Delta log where it says that the table lies.
+            ConfigError: the catalog commits to the table, or its location has no Delta log.
         """
         try:
             loaded = self.table.update()
@@ -76,29 +75,30 @@ class Entry:
 
 
 def entry(session: SparkSession, name: str) -> Entry | None:
-    """The table of a name; None where there is none, but where one could be made.
+    """The table of a name; None where there is none and one could be created.
 
     Cost: one call to the catalog, another one where there is nothing.
 
     Raises:
-        ConfigError: the name means something else than a Delta table, or no table could be made under it.
-        MergeFailedError: the catalog is away, or keeps the table from this process.
+        ConfigError: the name is not one of a Delta table, or no table can be created under it.
+        MergeFailedError: the catalog is unavailable, or denies access.
     """
     with active(session):
         catalog, namespace, table = _resolved(session, name)
+        identifier = java_class(session, "org.apache.spark.sql.connector.catalog.Identifier")
         try:
-            found = catalog.loadTable(_identifier(session, namespace, table))
+            loaded = catalog.loadTable(identifier.of(_array(session, namespace), table))
         except (PySparkException, Py4JError) as err:
-            if not _is_absence(err):
+            if not any(class_name.rsplit(".", 1)[-1] in _NO_TABLE for class_name, _ in java_causes(err)):
                 raise _refused(name, err) from err
             _expect_namespace(session, catalog, namespace, name)
             return None
-        handle = _delta(found, name)
+        handle = _delta(loaded, name)
         return Entry(name=_sql(catalog, namespace, table), location=str(handle.path().toString()), table=handle)
 
 
 def managed(target: str) -> ConfigError:
-    """The sentence for a table that a catalog commits to."""
+    """The error for a table that a catalog commits to."""
     msg = (
         f"[CATALOG_NOT_SUPPORTED] target {target!r} is managed by its catalog (Delta's feature {_MANAGED}), which the"
         " sink does not support; use an external table"
@@ -107,30 +107,25 @@ def managed(target: str) -> ConfigError:
 
 
 def is_managed(err: Exception) -> bool:
-    """Whether Delta refuses a table because its catalog is missing, which commits to it."""
+    """Whether Delta refuses a table without the catalog that commits to it."""
     return any(sign in message for sign in _MANAGED_ELSEWHERE for _, message in java_causes(err))
 
 
 def qualified(session: SparkSession, name: str) -> str:
-    """A name as it has to be given to Delta, which looks for short ones in Spark's own catalog (4.4)."""
+    """A name as Delta takes it: it resolves short ones in Spark's own catalog (4.4)."""
     with active(session):
         catalog, namespace, table = _resolved(session, name)
     return _sql(catalog, namespace, table) if TAKES_CATALOGS else _within(namespace, table)
 
 
 def full_name(session: SparkSession, name: str) -> str:
-    """A name with its catalog and schema, as SQL: it means the same in each session that has the catalog."""
+    """A name with its catalog and schema, as SQL: the same table in each session that has the catalog."""
     with active(session):
         return _sql(*_resolved(session, name))
 
 
 def place_to_be(session: SparkSession, name: str) -> str:
-    """Where a table would lie that is made under a name; the whole name where its catalog chooses the place.
-
-    Raises:
-        ConfigError: the name is none of a table.
-        MergeFailedError: the catalog is away, or lacks the schema.
-    """
+    """The location of a table that is created under a name; the full name where its catalog chooses it."""
     with active(session):
         catalog, namespace, table = _resolved(session, name)
         if not _is_sparks_own(catalog):
@@ -138,15 +133,15 @@ def place_to_be(session: SparkSession, name: str) -> str:
         state = session._jsparkSession.sessionState()
         identifier = state.sqlParser().parseTableIdentifier(_within(namespace, table))
         try:
-            found = state.catalog().defaultTablePath(identifier)
+            path = state.catalog().defaultTablePath(identifier)
         except (PySparkException, Py4JError) as err:
             raise _refused(name, err) from err
-        return str(java_class(session, "org.apache.hadoop.fs.Path")(found).toString())
+        return str(java_class(session, "org.apache.hadoop.fs.Path")(path).toString())
 
 
 @contextmanager
 def created_as(session: SparkSession, name: str) -> Iterator[str]:
-    """A name as Delta's builder of tables reads it, which knows no catalogs (4.4): the name's is the current one."""
+    """A name for Delta's table builder, which knows no catalogs (4.4): the name's is the current one in the block."""
     with active(session):
         catalog, namespace, table = _resolved(session, name)
         manager = session._jsparkSession.sessionState().catalogManager()
@@ -163,7 +158,7 @@ def created_as(session: SparkSession, name: str) -> Iterator[str]:
 
 
 def is_forgotten(session: SparkSession, name: TableRef) -> bool:
-    """Whether a table of this name is known for as long as this process lives."""
+    """Whether a table of this name is lost when this process ends."""
     if name.path is not None or session.conf.get("spark.sql.catalogImplementation") != "in-memory":
         return False
     with active(session):
@@ -176,7 +171,7 @@ def _is_sparks_own(catalog: Any) -> bool:
 
 
 def _resolved(session: SparkSession, name: str) -> tuple[Any, Sequence[str], str]:
-    """Catalog, namespace and table of a name, as Spark understands it (`LookupCatalog`, 4.2)."""
+    """Catalog, namespace and table of a name, as Spark resolves it (`LookupCatalog`, 4.2)."""
     state = session._jsparkSession.sessionState()
     try:
         parsed = state.sqlParser().parseMultipartIdentifier(name)
@@ -215,11 +210,7 @@ def _resolved(session: SparkSession, name: str) -> tuple[Any, Sequence[str], str
 
 
 def _expect_namespace(session: SparkSession, catalog: Any, namespace: Sequence[str], name: str) -> None:
-    """Nothing is under the name: where its schema is missing, too, no table could be made.
-
-    Raises:
-        ConfigError: the schema is missing.
-    """
+    """Raise a ConfigError if the schema of a name without a table is missing, too."""
     try:
         is_there = bool(catalog.namespaceExists(_array(session, namespace)))
     except (PySparkException, Py4JError) as err:
@@ -233,17 +224,13 @@ def _expect_namespace(session: SparkSession, catalog: Any, namespace: Sequence[s
         raise ConfigError(msg, target=name)
 
 
-def _delta(found: Any, name: str) -> Any:
-    """Delta's handle of what a catalog has.
-
-    Raises:
-        ConfigError: it has something else under that name.
-    """
-    kind = str(found.getClass().getSimpleName())
+def _delta(loaded: Any, name: str) -> Any:
+    """Delta's handle of a catalog's table; a ConfigError for anything else."""
+    kind = str(loaded.getClass().getSimpleName())
     if kind == "DeltaTableV2":
-        return found
+        return loaded
     if kind == "V1Table":
-        table = found.v1Table()
+        table = loaded.v1Table()
         if str(table.tableType().name()) == "VIEW":
             raise _is_view(name)
         provider = str(table.provider().get()) if table.provider().isDefined() else ""
@@ -271,10 +258,6 @@ def _refused(name: str, err: Exception) -> MergeFailedError:
     return MergeFailedError(msg, target=name)
 
 
-def _is_absence(err: Exception) -> bool:
-    return any(class_name.rsplit(".", 1)[-1] in _NO_TABLE for class_name, _ in java_causes(err))
-
-
 def _sql(catalog: Any, namespace: Sequence[str], table: str) -> str:
     return f"{quote(str(catalog.name()))}.{_within(namespace, table)}"
 
@@ -282,11 +265,6 @@ def _sql(catalog: Any, namespace: Sequence[str], table: str) -> str:
 def _within(namespace: Sequence[str], table: str) -> str:
     """A name without its catalog."""
     return ".".join(quote(part) for part in [*namespace, table])
-
-
-def _identifier(session: SparkSession, namespace: Sequence[str], table: str) -> Any:
-    identifier = java_class(session, "org.apache.spark.sql.connector.catalog.Identifier")
-    return identifier.of(_array(session, namespace), table)
 
 
 def _array(session: SparkSession, texts: Sequence[str]) -> Any:

@@ -1,11 +1,10 @@
-"""How values of a column are compared, ordered and brought to the target's type."""
+"""Columns and their types: names, comparison, order, and conversion to the target's type."""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -30,6 +29,7 @@ from pyspark.sql.types import (
 )
 
 from stream_merge.model.names import quote
+from stream_merge.spark.jvm import each, strings
 
 _INTEGER_DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
 _EXACT_IN: dict[type[DataType], tuple[type[DataType], ...]] = {
@@ -58,14 +58,14 @@ def resolve(name: str, available: Sequence[str], *, case_sensitive: bool) -> str
 
 
 def resolved(frame: DataFrame, listed: Iterable[str]) -> list[str]:
-    """The frame's columns that these names mean, by the session's rule of case; of others there is no trace."""
+    """The frame's columns among these names, by the session's case sensitivity."""
     case_sensitive = is_case_sensitive(frame.sparkSession)
-    found = (resolve(name, frame.columns, case_sensitive=case_sensitive) for name in listed)
-    return [name for name in found if name is not None]
+    names = (resolve(name, frame.columns, case_sensitive=case_sensitive) for name in listed)
+    return [name for name in names if name is not None]
 
 
 def is_case_sensitive(session: SparkSession) -> bool:
-    """Whether it compares names with case (`spark.sql.caseSensitive`)."""
+    """Whether the session compares names with case (`spark.sql.caseSensitive`)."""
     return str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
@@ -75,7 +75,7 @@ def column(name: str, frame: str | None = None) -> Column:
 
 
 def is_older(at: Column, seconds: float, *, now: Column) -> Column:
-    """Whether a time lies further back than so many seconds; compared as times, so that files can be skipped by it."""
+    """Whether a time is more than so many seconds before `now`; a comparison of times, by which files are skipped."""
     return at < F.timestamp_micros(F.unix_micros(now) - F.lit(int(seconds * 1_000_000)))
 
 
@@ -90,7 +90,7 @@ def any_of(conditions: Iterable[Column]) -> Column:
 
 
 def _joined(join: Callable[[Column, Column], Column], parts: Sequence[Column], none: Column) -> Column:
-    """The parts in their order, as a tree that is as low as can be: Spark walks one by recursion, level by level."""
+    """The parts in their order, as a tree of least height: Spark walks it by recursion."""
     if len(parts) <= 1:
         return parts[0] if parts else none
     half = len(parts) // 2
@@ -104,13 +104,7 @@ def or_empty(texts: Column) -> Column:
 
 def has_order(dtype: DataType) -> bool:
     """Whether Spark can compare two values with `<` (maps and variants have neither order nor equality)."""
-    if dtype.typeName() in _WITHOUT_ORDER:
-        return False
-    if isinstance(dtype, ArrayType):
-        return has_order(dtype.elementType)
-    if isinstance(dtype, StructType):
-        return all(has_order(field.dataType) for field in dtype.fields)
-    return True
+    return dtype.typeName() not in _WITHOUT_ORDER and all(has_order(inner) for _, inner in _parts("", dtype))
 
 
 def canonical(value: Column, dtype: DataType) -> Column:
@@ -121,14 +115,9 @@ def canonical(value: Column, dtype: DataType) -> Column:
     if has_order(dtype):
         return value
     if isinstance(dtype, MapType):
-        entries = F.transform(
-            F.map_entries(value),
-            lambda entry: F.struct(
-                canonical(entry["key"], dtype.keyType).alias("key"),
-                canonical(entry["value"], dtype.valueType).alias("value"),
-            ),
+        return F.array_sort(
+            _map_entries(value, lambda k: canonical(k, dtype.keyType), lambda v: canonical(v, dtype.valueType))
         )
-        return F.array_sort(entries)
     if isinstance(dtype, ArrayType):
         return F.transform(value, lambda item: canonical(item, dtype.elementType))
     if isinstance(dtype, StructType):
@@ -139,8 +128,14 @@ def canonical(value: Column, dtype: DataType) -> Column:
     return value.cast("string")
 
 
+def _map_entries(value: Column, key: Callable[[Column], Column], item: Callable[[Column], Column]) -> Column:
+    return F.transform(
+        F.map_entries(value), lambda e: F.struct(key(e["key"]).alias("key"), item(e["value"]).alias("value"))
+    )
+
+
 def differs(one: Column, other: Column, dtype: DataType) -> Column:
-    """Change detection: not `<=>` (NaN equals NaN, 0.0 equals -0.0), maps and variants by canonical form."""
+    """Whether values differ: not `<=>` (NaN equals NaN, 0.0 equals -0.0), maps and variants by canonical form."""
     return ~canonical(one, dtype).eqNullSafe(canonical(other, dtype))
 
 
@@ -152,10 +147,9 @@ def holds_null(value: Column, dtype: DataType) -> Column:
 
 
 def conform(value: Column, source: DataType, stored: DataType) -> Column:
-    """The value in the stored type; only called where `refusal` found nothing.
+    """The value in the stored type, where `refusal` has no objection.
 
-    Struct fields are matched by name: Spark's own cast of a struct goes by position. Those that the source lacks are
-    NULL.
+    Struct fields are matched by name: Spark's cast of a struct goes by position. Those that the source lacks are NULL.
     """
     if source.simpleString() == stored.simpleString():
         return value
@@ -164,35 +158,27 @@ def conform(value: Column, source: DataType, stored: DataType) -> Column:
         fields = []
         for f in stored.fields:
             theirs = in_source.get(f.name.lower())
-            held = (
-                F.lit(None).cast(f.dataType)
-                if theirs is None
-                else conform(value.getField(theirs.name), theirs.dataType, f.dataType)
-            )
-            fields.append(held.alias(f.name))
+            null = F.lit(None).cast(f.dataType)
+            own = null if theirs is None else conform(value.getField(theirs.name), theirs.dataType, f.dataType)
+            fields.append(own.alias(f.name))
         return F.when(value.isNotNull(), F.struct(*fields))
     if isinstance(source, ArrayType) and isinstance(stored, ArrayType):
         return F.transform(value, lambda item: conform(item, source.elementType, stored.elementType))
     if isinstance(source, MapType) and isinstance(stored, MapType):
-        entries = F.transform(
-            F.map_entries(value),
-            lambda entry: F.struct(
-                conform(entry["key"], source.keyType, stored.keyType).alias("key"),
-                conform(entry["value"], source.valueType, stored.valueType).alias("value"),
-            ),
+        entries = _map_entries(
+            value,
+            lambda k: conform(k, source.keyType, stored.keyType),
+            lambda v: conform(v, source.valueType, stored.valueType),
         )
         return F.map_from_entries(entries)
     return value.cast(stored)
 
 
 def lacks_fields(source: DataType, stored: DataType) -> bool:
-    """Whether a struct of the stored type, itself inside structs alone, has fields that the source's lacks."""
+    """Whether the stored struct, itself inside structs alone, has fields that the source's lacks."""
     if not (isinstance(source, StructType) and isinstance(stored, StructType)):
         return False
-    in_source = {f.name.lower(): f.dataType for f in source.fields}
-    return any(
-        f.name.lower() not in in_source or lacks_fields(in_source[f.name.lower()], f.dataType) for f in stored.fields
-    )
+    return bool(_lacking(source, stored)) or any(lacks_fields(*both) for _, *both in common_parts(source, stored) or ())
 
 
 def completed(value: Column, row: Column, source: DataType, stored: DataType) -> Column:
@@ -202,9 +188,9 @@ def completed(value: Column, row: Column, source: DataType, stored: DataType) ->
     in_source = {f.name.lower(): f.dataType for f in source.fields}
     fields = []
     for f in stored.fields:
-        ours, kept = value.getField(f.name), row.getField(f.name)
+        ours, own = value.getField(f.name), row.getField(f.name)
         theirs = in_source.get(f.name.lower())
-        fields.append((kept if theirs is None else completed(ours, kept, theirs, f.dataType)).alias(f.name))
+        fields.append((own if theirs is None else completed(ours, own, theirs, f.dataType)).alias(f.name))
     return F.when(value.isNotNull(), F.struct(*fields))
 
 
@@ -239,11 +225,11 @@ def unstorable(name: str, dtype: DataType) -> dict[str, str]:
 
 
 def twins(name: str, dtype: DataType) -> list[str]:
-    """Nested fields, by dotted names, that differ from one beside them in case alone."""
+    """Nested fields, by dotted names, that differ from a sibling in case alone."""
     seen: dict[str, str] = {}
     fields = dtype.names if isinstance(dtype, StructType) else []
-    found = [f"{name}.{field}" for field in fields if seen.setdefault(field.lower(), field) != field]
-    return found + [one for part in _parts(name, dtype) for one in twins(*part)]
+    alike = [f"{name}.{field}" for field in fields if seen.setdefault(field.lower(), field) != field]
+    return alike + [one for part in _parts(name, dtype) for one in twins(*part)]
 
 
 def _parts(name: str, dtype: DataType) -> list[tuple[str, DataType]]:
@@ -266,12 +252,12 @@ def is_padded(field: StructField) -> bool:
 
 
 def pads_inside(field: StructField) -> bool:
-    """Whether a part of a nested column is char(n): Delta pads such, too, on write (4.4)."""
+    """Whether a part of a nested column is char(n): Delta pads it, too, on write (4.4)."""
     return not is_padded(field) and _CHAR.search(str(field.metadata.get(CHAR_VARCHAR_METADATA, ""))) is not None
 
 
 def as_stored_text(value: Column, field: StructField) -> Column:
-    """The value as a char(n) column keeps it: Spark pads on write, so a key 'a' is stored as 'a  '."""
+    """The value as a char(n) column stores it: padded, so a key 'a' is 'a  '."""
     if not is_padded(field):
         return value
     declared = str(field.metadata[CHAR_VARCHAR_METADATA])
@@ -282,15 +268,10 @@ def as_stored_text(value: Column, field: StructField) -> Column:
 def merged(source: DataType, target: DataType) -> DataType:
     """The target's type with the source's new nested fields at the end of their structs."""
     if isinstance(source, StructType) and isinstance(target, StructType):
-        in_source = {f.name.lower(): f for f in source.fields}
+        types = {f.name.lower(): f.dataType for f in source.fields}
         known = {f.name.lower() for f in target.fields}
         fields = [
-            StructField(
-                f.name,
-                merged(in_source[f.name.lower()].dataType, f.dataType) if f.name.lower() in in_source else f.dataType,
-                f.nullable,
-                f.metadata,
-            )
+            StructField(f.name, merged(types.get(f.name.lower(), f.dataType), f.dataType), f.nullable, f.metadata)
             for f in target.fields
         ]
         new = [f for f in source.fields if f.name.lower() not in known]
@@ -298,32 +279,29 @@ def merged(source: DataType, target: DataType) -> DataType:
     if isinstance(source, ArrayType) and isinstance(target, ArrayType):
         return ArrayType(merged(source.elementType, target.elementType), target.containsNull)
     if isinstance(source, MapType) and isinstance(target, MapType):
-        return MapType(
-            merged(source.keyType, target.keyType),
-            merged(source.valueType, target.valueType),
-            target.valueContainsNull,
-        )
+        key, value = merged(source.keyType, target.keyType), merged(source.valueType, target.valueType)
+        return MapType(key, value, target.valueContainsNull)
     return target
 
 
 def refusal(name: str, source: DataType, target: DataType, *, may_lack: bool = False) -> str | None:
-    """Why values of the source type cannot be stored exactly in the target type, or None when they can.
+    """Why values of the source type cannot be stored exactly in the target type; None if they can.
 
-    Args:
-        name: of the column, for people.
-        source: the source's type.
-        target: the type in the target.
-        may_lack: whether structs of the source may lack fields, which an update then keeps. Not inside arrays and
-            maps, where nobody knows which of the row's structs to keep them of.
+    With `may_lack` structs of the source may lack fields, which an update then keeps; not inside arrays and maps, where
+    no row's struct corresponds.
     """
-    if isinstance(source, StructType) and isinstance(target, StructType):
-        return _struct_refusal(name, source, target, may_lack=may_lack)
-    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
-        return refusal(f"{name}.element", source.elementType, target.elementType)
-    if isinstance(source, MapType) and isinstance(target, MapType):
-        return refusal(f"{name}.key", source.keyType, target.keyType) or refusal(
-            f"{name}.value", source.valueType, target.valueType
+    is_struct = isinstance(source, StructType) and isinstance(target, StructType)
+    absent = _lacking(source, target) if is_struct else []
+    if absent and not may_lack:
+        return (
+            f"[TYPE_MISMATCH] column {name!r} of the source lacks field(s) {absent!r} of the target; add them (NULL"
+            " where unknown)"
         )
+    parts = common_parts(source, target)
+    if parts is not None:
+        inside = may_lack and is_struct
+        problems = (refusal(f"{name}.{part}", ours, theirs, may_lack=inside) for part, ours, theirs in parts)
+        return next((problem for problem in problems if problem), None)
     if holds(source, target):
         return None
     return (
@@ -332,45 +310,42 @@ def refusal(name: str, source: DataType, target: DataType, *, may_lack: bool = F
     )
 
 
-def _struct_refusal(name: str, source: StructType, target: StructType, *, may_lack: bool) -> str | None:
-    in_source = {f.name.lower(): f for f in source.fields}
-    absent = [f.name for f in target.fields if f.name.lower() not in in_source]
-    if absent and not may_lack:
-        return (
-            f"[TYPE_MISMATCH] column {name!r} of the source lacks field(s) {absent!r} of the target; add them (NULL"
-            " where unknown)"
-        )
-    found = (
-        refusal(f"{name}.{f.name}", in_source[f.name.lower()].dataType, f.dataType, may_lack=may_lack)
-        for f in target.fields
-        if f.name.lower() in in_source
-    )
-    return next((problem for problem in found if problem), None)
+def _lacking(source: DataType, target: DataType) -> list[str]:
+    """Fields of the target's struct that the source's lacks."""
+    known = {field.name.lower() for field in getattr(source, "fields", ())}
+    return [field.name for field in getattr(target, "fields", ()) if field.name.lower() not in known]
+
+
+def common_parts(one: DataType, other: DataType) -> list[tuple[str, DataType, DataType]] | None:
+    """Name in the other type, and both types, of what is directly inside two types of one nested kind; else None."""
+    if isinstance(one, StructType) and isinstance(other, StructType):
+        types = {field.name.lower(): field.dataType for field in one.fields}
+        return [(f.name, types[f.name.lower()], f.dataType) for f in other.fields if f.name.lower() in types]
+    if isinstance(one, ArrayType) and isinstance(other, ArrayType):
+        return [("element", one.elementType, other.elementType)]
+    if isinstance(one, MapType) and isinstance(other, MapType):
+        return [("key", one.keyType, other.keyType), ("value", one.valueType, other.valueType)]
+    return None
 
 
 def new_fields(source: StructType, target: StructType, *, case_sensitive: bool, prefix: str = "") -> list[str]:
     """Dotted names of the columns and nested fields that the source has and the target lacks."""
     names = [f.name for f in target.fields]
-    found: list[str] = []
+    new: list[str] = []
     for f in source.fields:
         known = resolve(f.name, names, case_sensitive=case_sensitive)
         if known is None:
-            found.append(prefix + f.name)
+            new.append(prefix + f.name)
         else:
-            found.extend(_new_in(f.dataType, target[known].dataType, f"{prefix}{f.name}.", case_sensitive))
-    return found
+            new.extend(_new_in(f.dataType, target[known].dataType, f"{prefix}{f.name}.", case_sensitive))
+    return new
 
 
 def _new_in(source: DataType, target: DataType, prefix: str, case_sensitive: bool) -> list[str]:
     if isinstance(source, StructType) and isinstance(target, StructType):
         return new_fields(source, target, case_sensitive=case_sensitive, prefix=prefix)
-    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
-        return _new_in(source.elementType, target.elementType, f"{prefix}element.", case_sensitive)
-    if isinstance(source, MapType) and isinstance(target, MapType):
-        return _new_in(source.keyType, target.keyType, f"{prefix}key.", case_sensitive) + _new_in(
-            source.valueType, target.valueType, f"{prefix}value.", case_sensitive
-        )
-    return []
+    parts = common_parts(source, target) or ()
+    return [new for part, ours, theirs in parts for new in _new_in(ours, theirs, f"{prefix}{part}.", case_sensitive)]
 
 
 def holds(source: DataType, target: DataType) -> bool:
@@ -391,16 +366,6 @@ _COLUMN = "UnresolvedAttribute"
 
 
 def columns_read(session: SparkSession, expression: str) -> set[tuple[str, ...]]:
-    """The columns in an expression, nested fields as paths. A field of an array, of a map or of a call is not told.
-
-    Raises:
-        pyspark.errors.ParseException: Spark cannot read it.
-    """
-    ours: Any = session
-    parsed = ours._jsparkSession.sessionState().sqlParser().parseExpression(expression)
-    leaves = _listed(parsed.collectLeaves())
-    return {tuple(_listed(leaf.nameParts())) for leaf in leaves if leaf.getClass().getSimpleName() == _COLUMN}
-
-
-def _listed(sequence: Any) -> list[Any]:
-    return [sequence.apply(i) for i in range(sequence.size())]
+    """The columns in an expression, nested fields as paths; not fields of an array, a map or a call."""
+    leaves = session._jsparkSession.sessionState().sqlParser().parseExpression(expression).collectLeaves()
+    return {strings(leaf.nameParts()) for leaf in each(leaves) if leaf.getClass().getSimpleName() == _COLUMN}

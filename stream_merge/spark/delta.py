@@ -1,6 +1,6 @@
-"""What Delta's JVM knows of a table and of a merge.
+"""Delta's JVM: a table's snapshot, log and lock, and the metrics of a merge.
 
-Everything here goes through Py4J to classes that are not public API, read and run on Spark 4.2.0 with Delta 4.4.0.
+Calls go through Py4J to classes that are not public API, read and run on Spark 4.2.0 with Delta 4.4.0.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pyspark.sql.types import StructField, StructType
 from stream_merge.model.locations import local_path
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.hadoop_files import make_folder, write_text
-from stream_merge.spark.jvm import active, java_class, string_map, strings
+from stream_merge.spark.jvm import active, each, entries, java_class, strings
 
 LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
-"""Delta notes the version of each commit of a session here (OptimisticTransaction, 4.4)."""
+"""The version of a session's last commit (OptimisticTransaction, 4.4)."""
 
 
 def newest(session: SparkSession, delta_table: Any) -> Any:
     """Delta's own snapshot of the table behind a `DeltaTable` handle for a path, freshly loaded.
 
-    Of a table in a catalog its `Entry` loads it: where the catalog commits, the log alone is not all.
+    For a table in a catalog use `Entry.newest`: where the catalog commits, the log is not complete.
     """
     none = java_class(session, "scala.Option").empty()
     return delta_table._jdt.deltaLog().update(False, none, none)
 
 
 def snapshot(session: SparkSession, loaded: Any) -> TableSnapshot:
-    """What Delta's own snapshot says, which was loaded a moment ago (about 5 ms when little changed)."""
+    """The snapshot from Delta's own, freshly loaded one (about 5 ms when little changed)."""
     metadata = loaded.metadata()
     checksum = loaded.checksumOpt()
     return TableSnapshot(
@@ -44,46 +44,41 @@ def snapshot(session: SparkSession, loaded: Any) -> TableSnapshot:
         location=loaded.deltaLog().dataPath().toString(),
         schema=StructType.fromJson(json.loads(metadata.schemaString())),
         partition_columns=strings(metadata.partitionColumns()),
-        properties=string_map(metadata.configuration()),
+        properties={str(name): str(value) for name, value in entries(metadata.configuration())},
         files=int(checksum.get().numFiles()) if checksum.isDefined() else None,
         transaction=lambda app_id: _recorded_transaction(session, loaded, app_id),
     )
 
 
 def _recorded_transaction(session: SparkSession, loaded: Any, app_id: str) -> int | None:
-    """From the version's checksum file, which Delta 4.4 writes with each commit.
+    """The transaction from the version's checksum file, which Delta 4.4 writes with each commit.
 
     `Snapshot.transactions` runs a Spark job to rebuild the table's state.
     """
     checksum = loaded.checksumOpt()
     if checksum.isDefined() and checksum.get().setTransactions().isDefined():
-        recorded = checksum.get().setTransactions().get()
-        entries = (recorded.apply(i) for i in range(recorded.size()))
-        return next((int(entry.version()) for entry in entries if entry.appId() == app_id), None)
+        recorded = each(checksum.get().setTransactions().get())
+        return next((int(entry.version()) for entry in recorded if entry.appId() == app_id), None)
     with active(session):
         version = loaded.transactions().get(app_id)
     return int(version.get()) if version.isDefined() else None
 
 
-def _log_of(session: SparkSession, location: str) -> Any:
-    """Delta's `DeltaLog` of the table at a location."""
+def _delta_log(session: SparkSession, location: str) -> Any:
+    """Delta's `DeltaLog` of a location."""
     path = java_class(session, "org.apache.hadoop.fs.Path")(location)
     return java_class(session, "org.apache.spark.sql.delta.DeltaLog").forTable(session._jsparkSession, path)
 
 
 @contextmanager
 def commit_lock(session: SparkSession, location: str) -> Iterator[None]:
-    """Hold what Spark's commits to a table of this process hold while they look for a version and write it.
+    """Hold the lock of Spark's commits to a table in this process.
 
-    Delta 4.4 takes the lock where its log store makes partial writes visible, as on a local disk
+    Delta 4.4 takes it where its log store makes partial writes visible, as on a local disk
     (`OptimisticTransactionImpl.lockCommitIfEnabled`). Py4J runs each Python thread on a JVM thread of its own
     (PySpark's pinned mode, the default), so the lock belongs to this one.
-
-    Args:
-        session: of the JVM.
-        location: path of the table.
     """
-    lock = _log_of(session, location).snapshotLock()
+    lock = _delta_log(session, location).snapshotLock()
     lock.lock()
     try:
         yield
@@ -92,20 +87,13 @@ def commit_lock(session: SparkSession, location: str) -> Iterator[None]:
 
 
 def put_commit(session: SparkSession, location: str, version: int, text: str) -> None:
-    """Put a commit into a table's log by the log store that Spark's own commits go through.
+    """Put a commit into a table's log by the log store of Spark's own commits.
 
-    Delta chooses it by the place's scheme (`DelegatingLogStore`, 4.4); whether other processes are kept out is its
-    answer.
-
-    Args:
-        session: of the JVM.
-        location: of the table.
-        version: of the commit.
-        text: its lines.
+    Delta chooses it by the location's scheme (`DelegatingLogStore`, 4.4); it may exclude other processes or not.
 
     Raises:
-        FileExistsError: the version is there.
-        py4j.protocol.Py4JJavaError: otherwise; nobody knows whether the commit is there.
+        FileExistsError: the version exists.
+        py4j.protocol.Py4JJavaError: otherwise; whether the commit is there is unknown.
     """
     store = java_class(session, "org.apache.spark.sql.delta.storage.LogStore$").__getattr__("MODULE$")
     lines = java_class(session, "scala.collection.Iterator$").__getattr__("MODULE$").single(text.removesuffix("\n"))
@@ -120,45 +108,35 @@ def put_commit(session: SparkSession, location: str, version: int, text: str) ->
 
 
 def write_checkpoint(session: SparkSession, location: str) -> None:
-    """Write a checkpoint of a table's newest version, and tidy up its log, as Spark does behind its own commits."""
-    log, none = _log_of(session, location), java_class(session, "scala.Option").empty()
+    """Write a checkpoint of a table's newest version, and clean up its log, as Spark does after its commits."""
+    log, none = _delta_log(session, location), java_class(session, "scala.Option").empty()
     log.update(False, none, none)
     log.checkpoint()
 
 
 def merge_metrics(result: DataFrame) -> dict[str, int]:
-    """All SQL metrics of the MERGE whose `execute()` returned this frame, by Delta's names.
+    """All SQL metrics of the MERGE whose `execute()` returned this frame, by Delta's names; times in milliseconds.
 
-    Read from the executed command itself, so no other query can be mistaken for it. Times are
-    in milliseconds. Counters come from task accumulators: retried tasks over-count.
+    Read from the executed command itself. Counters come from task accumulators: retried tasks over-count.
     """
     metrics = result._jdf.queryExecution().commandExecuted().commandPhysicalPlan().metrics()
-    found: dict[str, int] = {}
-    entries = metrics.iterator()
-    while entries.hasNext():
-        entry = entries.next()
-        found[entry._1()] = int(entry._2().value())
-    return found
+    return {str(name): int(metric.value()) for name, metric in entries(metrics)}
 
 
 _DEFAULTS_CONF = "spark.databricks.delta.properties.defaults."
 
 
 def has_table_defaults(session: SparkSession) -> bool:
-    """Whether confs say which properties Delta gives a new table (4.4)."""
+    """Whether confs define properties that Delta gives a new table (4.4)."""
     return _DEFAULTS_CONF in str(session._jsparkSession.sessionState().conf().settings().keySet().toString())
 
 
 def put_first_commit(
     session: SparkSession, location: str, fields: Sequence[StructField], properties: Mapping[str, str]
 ) -> None:
-    """Create a table without table features: its first commit, as Delta 4.4 writes it, and that version's checksum.
+    """Create a table without table features: its first commit as Delta 4.4 writes it, and the checksum of that version.
 
-    Without the checksum Delta runs a job to count files and transaction ids.
-
-    Raises:
-        FileExistsError: another writer was faster.
-        py4j.protocol.Py4JJavaError: as of `put_commit`.
+    Without the checksum Delta runs a job to count files and transaction ids. Raises the errors of `put_commit`.
     """
     now = int(time.time() * 1000)
     metadata = {
@@ -191,12 +169,11 @@ def put_first_commit(
 
 @contextmanager
 def silent(session: SparkSession) -> Iterator[None]:
-    """Drop what the block's own thread prints: VACUUM prints how much it deleted (`DatabricksLogging.logConsole`, 4.4).
+    """Drop what the block's thread prints: VACUUM prints its counts (`DatabricksLogging.logConsole`, 4.4).
 
     `setOutDirect` is `private[scala]`, which the JVM does not enforce; it concerns the calling thread alone.
     """
-    module = "MODULE$"
-    console = getattr(java_class(session, "scala.Console$"), module)
+    console = java_class(session, "scala.Console$").__getattr__("MODULE$")
     before = console.out()
     nowhere = java_class(session, "java.io.OutputStream").nullOutputStream()
     console.setOutDirect(java_class(session, "java.io.PrintStream")(nowhere))

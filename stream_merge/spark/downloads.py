@@ -1,4 +1,4 @@
-"""Which jars Spark is to download beside its own, by Maven's coordinates, and whether it has them already."""
+"""Jars that Spark downloads beside its own, by Maven coordinates, and whether it has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 
 from stream_merge.model.locations import is_on_azure, is_on_s3
-from stream_merge.spark.defaults import EXCLUDES, JARS, PACKAGES, in_effect, listed, spark_home
+from stream_merge.spark.confs import EXCLUDES, JARS, PACKAGES, in_effect, listed, spark_home
 from stream_merge.spark.log_store import log_store_confs, log_store_packages
 from stream_merge.spark.versions import AWS_PARTS, AWS_WHOLE, HADOOP, SCALA
 
@@ -25,7 +25,7 @@ _AZURE_CONNECTOR = "hadoop-azure"
 def s3_confs(own: Mapping[str, str]) -> dict[str, str]:
     """A session's confs, and those that have Spark download its file system for S3 (`s3a:`), with the log store for it.
 
-    Of Amazon's SDK only the parts that it uses, a few MB; it names the whole, 600 MB.
+    Of Amazon's SDK only the parts in use, a few MB; hadoop-aws depends on all of it, 600 MB.
     """
     own = log_store_packages(own)
     named = _with(packages(own), s3_coordinates())
@@ -34,12 +34,12 @@ def s3_confs(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def azure_confs(own: Mapping[str, str]) -> dict[str, str]:
-    """A session's confs, and those that have Spark download its file system for Azure (`abfs:` and `abfss:`)."""
+    """A session's confs, and those that have Spark download its file system for Azure (`abfs:`, `abfss:`)."""
     return {**own, PACKAGES: ",".join(_with(packages(own), [azure_coordinates()]))}
 
 
 def azure_coordinates() -> str:
-    """Maven's coordinates of Spark's file system for Azure, for this PySpark."""
+    """Maven coordinates of Spark's file system for Azure, for this PySpark."""
     return f"org.apache.hadoop:{_AZURE_CONNECTOR}:{HADOOP}"
 
 
@@ -50,38 +50,37 @@ def _with(named: list[str], wanted: Iterable[str]) -> list[str]:
 
 
 def s3_coordinates() -> list[str]:
-    """Maven's coordinates of Spark's file system for S3, and of what it uses of Amazon's SDK, for this PySpark."""
+    """Maven coordinates of Spark's file system for S3, and of its parts of Amazon's SDK, for this PySpark."""
     return [f"org.apache.hadoop:{_S3_CONNECTOR}:{HADOOP}", *AWS_PARTS]
 
 
 def packages(confs: Mapping[str, str]) -> list[str]:
-    """Maven's coordinates of what Spark downloads for a session with these confs.
+    """Maven coordinates of what Spark downloads for a session with these confs.
 
-    Those of `spark-defaults.conf` where the confs name none. Whoever adds to the list has to start with these: once a
-    session names a list, Spark does not look into the file for it.
+    Whoever adds to the list has to start with these: once a session names a list, Spark ignores the one in the file.
     """
     return listed(PACKAGES, confs)
 
 
 def kafka_coordinates() -> str:
-    """Maven's coordinates of the Kafka connector for the installed PySpark."""
+    """Maven coordinates of the Kafka connector for the installed PySpark."""
     return f"org.apache.spark:{_KAFKA_CONNECTOR}_{SCALA}:{pyspark.__version__}"
 
 
 def has_kafka_connector(confs: Mapping[str, str]) -> bool:
-    """Whether Spark's jars, confs or `spark-defaults.conf` bring the Kafka connector; confs are those of a session."""
+    """Whether Spark's jars, a session's confs or `spark-defaults.conf` have the Kafka connector."""
     return _has(_KAFKA_CONNECTOR, confs)
 
 
-def for_places(own: Mapping[str, str], places: Iterable[str]) -> dict[str, str]:
-    """A session's confs, and those for the file systems of the stores that these places are in, unless Spark has them.
+def for_places(own: Mapping[str, str], locations: Iterable[str]) -> dict[str, str]:
+    """A session's confs, and those for the file systems of these locations, unless Spark has them.
 
-    And where one is on S3 those of the log store in any case.
+    Where one is on S3, also those of the log store.
     """
-    places, confs = list(places), dict(own)
-    if any(map(is_on_s3, places)):
+    locations, confs = list(locations), dict(own)
+    if any(map(is_on_s3, locations)):
         confs = log_store_confs(confs) if _has(_S3_CONNECTOR, confs) else s3_confs(confs)
-    if any(map(is_on_azure, places)) and not _has(_AZURE_CONNECTOR, confs):
+    if any(map(is_on_azure, locations)) and not _has(_AZURE_CONNECTOR, confs):
         confs = azure_confs(confs)
     return confs
 
@@ -96,10 +95,10 @@ def _has(connector: str, confs: Mapping[str, str]) -> bool:
 
 
 def _files(entry: str) -> list[str]:
-    """What an entry of `spark.jars` or of a class path stands for: itself, or the local files of a pattern."""
+    """The local files of a pattern in `spark.jars` or a class path; else the entry itself."""
     return glob.glob(re.sub(r"^(file|local):(//)?", "", entry)) if glob.has_magic(entry) else [entry]
 
 
 def spark_jars_folder() -> Path:
-    """Where the Spark that a local session starts has its own jars."""
+    """The jars of the Spark that a local session starts."""
     return spark_home() / "jars"

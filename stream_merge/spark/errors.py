@@ -1,4 +1,4 @@
-"""What stands behind an error of Spark, in a sentence; and that PySpark does not say it before."""
+"""The cause of an error of Spark, in a sentence; and PySpark's own logging of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from stream_merge.spark.versions import captured, error_loggers
 
 _LONGEST_CAUSE_CHAIN = 20
 _CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\]|Job \d+ cancelled\b")
-"""What Spark 4.0 and newer say of a job that somebody cancelled, and what Spark 3.5 says."""
+"""A cancelled job in Spark 4.0 and newer, and in Spark 3.5."""
 
 _PART_LOST = re.compile(
     r"ExecutorLostFailure|FetchFailed\(|SparkContext (?:was|has been) (?:shut down|stopped|shutdown)"
     r"|stopped SparkContext|Python worker exited unexpectedly"
 )
-"""What Spark 4.2 says of executors, helpers and contexts that are gone (DAGScheduler, SparkContext, PythonRunner)."""
-_SAY_SO = ("org.apache.spark.", "java.lang.IllegalStateException")
+"""Lost executors, workers and contexts in Spark 4.2 (DAGScheduler, SparkContext, PythonRunner)."""
+_REPORTERS = ("org.apache.spark.", "java.lang.IllegalStateException")
 
 
 def java_causes(error: BaseException) -> list[tuple[str, str]]:
@@ -36,24 +36,24 @@ def java_causes(error: BaseException) -> list[tuple[str, str]]:
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that have caused it, in Python and as PySpark holds those of the JVM."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or captured(found, "cause")
+    """An error and its causes, in Python and as PySpark stores those of the JVM."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or captured(cause, "cause")
 
 
 def is_of_cluster(error: BaseException) -> bool:
-    """Whether Spark itself came to an end, or lost a part of itself for good: a merge is not to blame for that."""
+    """Whether Spark itself ended, or lost a part of itself for good: the merge is not to blame."""
     return any(
-        name.startswith(_SAY_SO) and _PART_LOST.search(said)
+        name.startswith(_REPORTERS) and _PART_LOST.search(message)
         for one in with_causes(error)
-        for name, said in java_causes(one)
+        for name, message in java_causes(one)
     )
 
 
 def root_cause(error: BaseException) -> str:
-    """What the innermost cause of an error is called and says, on one line; a cause in the JVM may say nothing."""
+    """Class and message of the innermost cause, on one line; a cause in the JVM may have no message."""
     class_name, message = (java_causes(error) or [(type(error).__name__, str(error))])[-1]
     return environment.first_line(f"{class_name}: {message}" if message else class_name)
 
@@ -70,20 +70,15 @@ def reason(error: BaseException) -> str:
 
 
 def exceeds_driver_results(error: BaseException) -> bool:
-    """Whether Spark stopped a query because its answer is larger than `spark.driver.maxResultSize`."""
+    """Whether a result is larger than `spark.driver.maxResultSize`."""
     messages = [str(error), *(message for _, message in java_causes(error))]
     return any("spark.driver.maxResultSize" in message for message in messages)
 
 
 def was_cancelled(error: BaseException) -> bool:
-    """Whether somebody cancelled the job behind an error, or interrupted its thread: then nothing is wrong with it."""
-    found: BaseException | None = error
-    while found is not None:
-        for class_name, message in java_causes(found):
-            if "Interrupted" in class_name or _CANCELLED.match(message):
-                return True
-        found = found.__cause__
-    return False
+    """Whether the job behind an error was cancelled, or its thread interrupted."""
+    causes = [java for one in with_causes(error) for java in java_causes(one)]
+    return any("Interrupted" in class_name or _CANCELLED.match(message) for class_name, message in causes)
 
 
 _errors_are_ours: ContextVar[bool] = ContextVar("stream_merge_errors_are_ours", default=False)
@@ -91,7 +86,7 @@ _errors_are_ours: ContextVar[bool] = ContextVar("stream_merge_errors_are_ours", 
 
 @contextmanager
 def spark_errors_unlogged() -> Iterator[None]:
-    """Keep PySpark from logging Spark's errors in this thread for a while: they become sentences, or are handled."""
+    """Keep PySpark from logging Spark's errors in this thread: they become sentences, or are handled."""
     for logger in error_loggers():
         logger.addFilter(_not_ours)  # which adds the same one once
     token = _errors_are_ours.set(True)

@@ -1,4 +1,4 @@
-"""Files wherever Hadoop's file systems reach: local disks, object stores, HDFS."""
+"""Files on the file systems of Hadoop: local disks, object stores, HDFS."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ GLOB = re.compile(r"[\\\[\]{}*?]")
 
 
 def qualified_path(session: SparkSession, path: str) -> str:
-    """A path with its scheme: the same for every spelling of a place."""
+    """A path with its scheme: one spelling per location."""
     hadoop_path, files = _located(session, path)
     return str(files.makeQualified(hadoop_path).toString())
 
 
 def read_text(session: SparkSession, path: str) -> str | None:
-    """The text of a small file wherever Hadoop's file systems reach; None where there is none."""
+    """The text of a small file; None where there is none."""
     hadoop_path, files = _located(session, path)
     try:
         stream = files.open(hadoop_path)
-    except Py4JJavaError as err:  # a look before would be a request more on an object store
+    except Py4JJavaError as err:  # `exists` would be one request more on an object store
         if java_causes(err)[0][0] != "java.io.FileNotFoundException":
             raise
         return None
@@ -41,12 +41,14 @@ def read_text(session: SparkSession, path: str) -> str | None:
 
 
 def write_text(session: SparkSession, path: str, text: str) -> None:
-    """Write a small file wherever Hadoop's file systems reach, folders included; it is there whole or not at all."""
+    """Write a small file, folders included; it is there whole or not at all."""
     hadoop_path, files = _located(session, path)
     is_put = is_on_s3(path)  # where an object shows when it is whole, and a rename is a copy and a delete
     unfinished = hadoop_path
     if not is_put:
-        unfinished = hadoop_class(session, "Path")(hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}")
+        unfinished = java_class(session, "org.apache.hadoop.fs.Path")(
+            hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}"
+        )
     stream = files.create(unfinished, True)
     try:
         stream.write(bytearray(text.encode("utf-8")))
@@ -60,13 +62,13 @@ def write_text(session: SparkSession, path: str, text: str) -> None:
 
 
 def make_folder(session: SparkSession, path: str) -> None:
-    """Create a folder and those above it, where a file system has folders."""
+    """Create a folder and its parents, where a file system has folders."""
     hadoop_path, files = _located(session, path)
     files.mkdirs(hadoop_path)
 
 
 def list_names(session: SparkSession, path: str) -> list[str]:
-    """The names in a folder wherever Hadoop's file systems reach; none where there is no folder."""
+    """The names in a folder; none where there is no folder."""
     hadoop_path, files = _located(session, path)
     if not files.exists(hadoop_path):
         return []
@@ -75,7 +77,7 @@ def list_names(session: SparkSession, path: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """By what one writing of a file is told from another."""
+    """Size and time of a file, by which two writings of it differ."""
 
     bytes: int
     modified_millis: int
@@ -85,21 +87,21 @@ class State:
 def states_below(session: SparkSession, path: str) -> dict[str, State]:
     """All files in a folder, at any depth, or the single file, by their paths with scheme; none where nothing is."""
     hadoop_path, files = _located(session, path)
-    found: dict[str, State] = {}
+    states: dict[str, State] = {}
     try:
         listed = files.listFiles(hadoop_path, True)  # a request for a thousand of them on S3
         while listed.hasNext():
             status = listed.next()
-            found[str(status.getPath().toString())] = _state(status)
+            states[str(status.getPath().toString())] = _state(status)
     except Py4JJavaError as err:
         if java_causes(err)[0][0] != "java.io.FileNotFoundException":
             raise
         return {}
-    return found
+    return states
 
 
 def state(session: SparkSession, path: str) -> State | None:
-    """That of a file; None where there is none."""
+    """State of a file; None where there is none."""
     hadoop_path, files = _located(session, path)
     return _state(files.getFileStatus(hadoop_path)) if files.exists(hadoop_path) else None
 
@@ -109,7 +111,7 @@ def _state(status: Any) -> State:
 
 
 def path_is_occupied(session: SparkSession, path: str) -> bool:
-    """Whether something lies at a path, other than an empty folder or a Delta table that is being created."""
+    """Whether a path has anything but an empty folder or a Delta table that is being created."""
     hadoop_path, files = _located(session, path)
     if not files.exists(hadoop_path):
         return False
@@ -120,10 +122,9 @@ def path_is_occupied(session: SparkSession, path: str) -> bool:
 
 
 def remove_begun(session: SparkSession, path: str) -> bool:
-    """Delete a folder with nothing in it but empty folders and files that have no name yet; whether that was done.
+    """Delete a folder that has nothing but empty folders and files of unfinished writes; whether that was done.
 
-    Those begin with a dot, as what Hadoop renames when it is whole (3.5, `FileContext` and checksums). A folder that
-    holds any other file is left alone.
+    Those begin with a dot, as files that Hadoop renames when they are complete (3.5, `FileContext` and checksums).
     """
     hadoop_path, files = _located(session, path)
     try:
@@ -141,50 +142,67 @@ def remove_begun(session: SparkSession, path: str) -> bool:
 
 def matching_paths(session: SparkSession, path: str) -> str:
     """A regular expression for the full paths that a path or glob means to Spark, as `scheme:/...`."""
-    return str(hadoop_class(session, "GlobPattern")(qualified_path(session, path).rstrip("/")).compiled().pattern())
+    return str(
+        java_class(session, "org.apache.hadoop.fs.GlobPattern")(qualified_path(session, path).rstrip("/"))
+        .compiled()
+        .pattern()
+    )
 
 
 def exactly(path: str) -> str:
-    """The glob that means this path alone."""
+    """The glob for this path alone."""
     return GLOB.sub(r"\\\g<0>", path)
 
 
 def file_system(session: SparkSession, path: str) -> Any:
-    """Hadoop's file system that a path is on."""
+    """Hadoop's file system of a path."""
     return _located(session, path)[1]
 
 
 def _located(session: SparkSession, path: str) -> tuple[Any, Any]:
-    """Hadoop's path, and the file system that it is on."""
-    hadoop_path = hadoop_class(session, "Path")(path)
+    """Hadoop's path, and its file system."""
+    hadoop_path = java_class(session, "org.apache.hadoop.fs.Path")(path)
     return hadoop_path, hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
 
-def hadoop_class(session: SparkSession, name: str) -> Any:
-    """A class by its whole name: Py4J would ask the JVM for each package on the way, a millisecond in all."""
-    return getattr(session.sparkContext._jvm, f"org.apache.hadoop.fs.{name}")
+def parquet_columns(session: SparkSession, path: str) -> dict[str, str]:
+    """Dotted name -> type in a Parquet footer, such as `int64 (TIMESTAMP(NANOS,true))`; Spark has no type for some."""
+    conf = session._jsparkSession.sessionState().newHadoopConf()
+    hadoop_path = java_class(session, "org.apache.hadoop.fs.Path")(path)
+    file = java_class(session, "org.apache.parquet.hadoop.util.HadoopInputFile").fromPath(hadoop_path, conf)
+    reader = java_class(session, "org.apache.parquet.hadoop.ParquetFileReader").open(file)
+    try:
+        schema = reader.getFileMetaData().getSchema()
+        return {".".join(names): _parquet_type(str(schema.getType(names)), names[-1]) for names in schema.getPaths()}
+    finally:
+        reader.close()
+
+
+def _parquet_type(written: str, name: str) -> str:
+    """The type alone: `optional int64 at (TIMESTAMP(NANOS,true))` has the column's name in it."""
+    return re.sub(rf"^\w+ (\S+) {re.escape(name)}(?= |$)", r"\1", written)
 
 
 class NotTranslatedError(ValueError):
-    """Spark reaches the store in a way that delta-rs cannot be told; the sentence says which."""
+    """Spark reaches the store in a way that delta-rs has no equivalent of; the sentence names it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class HadoopSettings:
-    """Look-ups by whole names, each a call into the JVM or two. What they give is never shown."""
+    """Settings by full names, each a call or two into the JVM. Never shown."""
 
     setting: Callable[[str], str | None]
     secret: Callable[[str], str | None]
-    """As `setting`, also from Hadoop's credential stores."""
+    """The same value, also from Hadoop's credential stores."""
 
 
 def hadoop_settings(session: SparkSession) -> HadoopSettings:
-    """Those that hold for the session now."""
+    """The session's settings of Hadoop."""
     conf = session._jsparkSession.sessionState().newHadoopConf()
     text = java_class(session, "java.lang.String")
 
     def secret(name: str) -> str | None:
-        found = conf.getPassword(name)
-        return None if found is None else str(text.copyValueOf(found))
+        password = conf.getPassword(name)
+        return None if password is None else str(text.copyValueOf(password))
 
     return HadoopSettings(setting=conf.get, secret=secret)

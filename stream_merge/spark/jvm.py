@@ -1,6 +1,6 @@
-"""Calls into Spark's JVM: classes, collections and signals, sessions and literals that have no public API.
+"""Calls into Spark's JVM: classes, collections, signals, sessions and literals that have no public API.
 
-Everything here goes through Py4J to classes that are not public API, read and run on Spark 4.2.0 with Delta 4.4.0.
+They go through Py4J to classes that are not public API, read and run on Spark 4.2.0 with Delta 4.4.0.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ from stream_merge.spark.confs import WHOLE_READS
 
 
 def java_class(session: SparkSession, name: str) -> Any:
-    """A class by its whole name: Py4J would ask the JVM for each package on the way, a millisecond in all."""
+    """A class by its full name: Py4J would ask the JVM for each package on the way, a millisecond in all."""
     return getattr(session.sparkContext._jvm, name)
 
 
 def strings(seq: Any) -> tuple[str, ...]:
     """A Scala sequence of texts."""
-    return tuple(str(seq.apply(i)) for i in range(seq.size()))
+    return tuple(map(str, each(seq)))
 
 
-def string_map(scala_map: Any) -> dict[str, str]:
-    """A Scala map of texts."""
-    found: dict[str, str] = {}
-    entries = scala_map.iterator()
-    while entries.hasNext():
-        entry = entries.next()
-        found[str(entry._1())] = str(entry._2())
-    return found
+def entries(scala_map: Any) -> Iterator[tuple[Any, Any]]:
+    """The entries of a Scala map."""
+    iterator = scala_map.iterator()
+    while iterator.hasNext():
+        entry = iterator.next()
+        yield entry._1(), entry._2()
 
 
 def each(seq: Any) -> Iterator[Any]:
@@ -49,7 +47,7 @@ def each(seq: Any) -> Iterator[Any]:
 
 
 def pins_threads(session: SparkSession) -> bool:
-    """Whether each Python thread has a JVM thread of its own, which may hold a lock there (PYSPARK_PIN_THREAD)."""
+    """Whether each Python thread has a JVM thread of its own, which can hold a lock there (PYSPARK_PIN_THREAD)."""
     return isinstance(session.sparkContext._gateway, ClientServer)
 
 
@@ -63,9 +61,9 @@ def zones(session: SparkSession) -> tuple[str, str] | None:
 
 @contextmanager
 def active(session: SparkSession) -> Iterator[None]:
-    """Let a session be the one that is active in this thread: what Delta and catalogs take when they are told none.
+    """Make a session the active one of this thread, which Delta and catalogs use by default.
 
-    A thread has the one of the thread that has started it, or none (Delta 3.3 then fails, Delta 4.4 takes the default).
+    A thread has the one of the thread that started it, or none (Delta 3.3 then fails, Delta 4.4 takes the default).
     """
     spark = java_class(session, "org.apache.spark.sql.SparkSession")
     before = spark.getActiveSession()
@@ -80,10 +78,10 @@ def active(session: SparkSession) -> Iterator[None]:
 
 
 def owned_session(session: SparkSession) -> SparkSession:
-    """A copy of a session with its own confs, temporary views and functions (about 2 ms). It reads files whole.
+    """A copy of a session with its own confs, temporary views and functions (about 2 ms), which never skips files.
 
-    `newSession` would drop confs set at run time, such as `spark.sql.caseSensitive`. The current catalog and
-    schema, which a clone does not take along (Spark 4.2), are those of the session: names mean the same in both.
+    `newSession` would drop confs set at run time. The current catalog and schema, which a clone lacks (Spark 4.2), are
+    those of the session.
     """
     cloned = session._jsparkSession.cloneSession()
     theirs, ours = (one.sessionState().catalogManager() for one in (session._jsparkSession, cloned))
@@ -91,10 +89,10 @@ def owned_session(session: SparkSession) -> SparkSession:
         ours.setCurrentCatalog(theirs.currentCatalog().name())
     if list(theirs.currentNamespace()) != list(ours.currentNamespace()):
         ours.setCurrentNamespace(theirs.currentNamespace())
-    found = SparkSession(session.sparkContext, cloned)
+    own = SparkSession(session.sparkContext, cloned)
     for conf, value in WHOLE_READS.items():
-        found.conf.set(conf, value)
-    return found
+        own.conf.set(conf, value)
+    return own
 
 
 def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
@@ -109,11 +107,7 @@ def caches_nothing(session: SparkSession) -> bool:
 
 
 def expect_classic(batch: object, *, target: str | None, batch_id: int) -> None:
-    """Refuse a batch that has no JVM behind it in this process.
-
-    Raises:
-        ConfigError: it is one of Spark Connect.
-    """
+    """Refuse a batch of Spark Connect, without a JVM in this process, by a ConfigError."""
     if getattr(batch, "_jdf", None) is None:
         msg = (
             "[SESSION_NOT_READY] the batch belongs to a Spark Connect session, which is not supported; run the query in"
@@ -131,9 +125,8 @@ def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Colu
     """A literal of exactly this type, without a detour through Python's or the session's time zone.
 
     Args:
-        session: whose JVM makes the literal.
-        value: microseconds for timestamps with and without zone, days for dates, text for decimals, else the value
-            itself.
+        session: its JVM makes the literal.
+        value: microseconds for timestamps with and without zone, days for dates, text for decimals, else the value.
         dtype: the column's type.
     """
     java: Any = value
@@ -154,16 +147,16 @@ def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Colu
 
 @dataclass(frozen=True, slots=True)
 class FilterTraits:
-    """What Spark says of the condition of a filter."""
+    """Properties of a filter's condition."""
 
     is_deterministic: bool
     has_subquery: bool
     asks_for_now: bool
-    """Whether it has the time, the user or the like in it, which differ from query to query."""
+    """Whether it reads the time, the user or the like, which differ from query to query."""
 
 
 def filter_traits(filtered: DataFrame) -> FilterTraits:
-    """Of a frame whose last operation is `where`; nothing is run."""
+    """Properties of the condition of a frame whose last operation is `where`; nothing is run."""
     condition = filtered._jdf.queryExecution().analyzed().condition()
     subquery = java_class(filtered.sparkSession, "org.apache.spark.sql.catalyst.expressions.SubqueryExpression")
     patterns = java_class(filtered.sparkSession, "org.apache.spark.sql.catalyst.trees.TreePattern")
@@ -181,17 +174,13 @@ def reads_only(filtered: DataFrame, rows: DataFrame) -> bool:
 
 
 def is_never_true(filtered: DataFrame) -> bool:
-    """Whether Spark's optimizer can tell that a frame whose last operation is `where` has no rows; nothing is run."""
+    """Whether Spark's optimizer proves that a frame has no rows; nothing is run."""
     most = filtered._jdf.queryExecution().optimizedPlan().maxRows()
     return bool(most.isDefined()) and int(most.get()) == 0
 
 
 def leaf_spans(session: SparkSession, sql: str) -> list[tuple[int, int]]:
-    """Start and end of each leaf of an SQL expression in its text: columns, literals, functions without arguments.
-
-    Raises:
-        ParseException: Spark cannot parse it.
-    """
+    """Start and end of each leaf of an SQL expression: columns, literals, functions without arguments."""
     spans, todo = set(), [session._jsparkSession.sessionState().sqlParser().parseExpression(sql)]
     while todo:
         node = todo.pop()
@@ -203,22 +192,18 @@ def leaf_spans(session: SparkSession, sql: str) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def jvm_signals(tell: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
-    """Have the JVM tell this process of signals, instead of ending Spark at once; nothing where no JVM runs.
+def jvm_signals(notify: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Have the JVM pass signals to this process, instead of ending Spark at once; nothing where no JVM runs.
 
-    Under spark-submit the JVM is the process that people and cluster managers know; elsewhere a signal to the whole
-    process group reaches it, too.
-
-    Args:
-        tell: called in a thread of its own for each signal.
-        numbers: which signals.
+    Under spark-submit the JVM is the process that people and cluster managers signal; elsewhere a signal to the process
+    group reaches it, too. `notify` is called in a thread of its own for each signal.
     """
     gateway = SparkContext._gateway
     if gateway is None:
         yield
         return
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    java, handler = gateway.jvm.sun.misc.Signal, _SignalHandler(tell)
+    java, handler = gateway.jvm.sun.misc.Signal, _SignalHandler(notify)
     signals = [java(number.name.removeprefix("SIG")) for number in numbers]
     before = [java.handle(one, handler) for one in signals]
     try:
@@ -230,14 +215,14 @@ def jvm_signals(tell: Callable[[], None], *numbers: signal.Signals) -> Iterator[
 
 
 class _SignalHandler:
-    """A `sun.misc.SignalHandler` that is Python."""
+    """A `sun.misc.SignalHandler` in Python."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
 
     def handle(self, _signal: Any) -> None:
-        """What the JVM calls."""
-        self._tell()
+        """Called by the JVM."""
+        self._notify()
 
     class Java:
         """Read by Py4J."""

@@ -1,4 +1,4 @@
-"""The log store by which Spark's commits on S3 exclude those of others: where its jar is, and how Spark is told.
+"""The log store by which Spark's commits on S3 exclude those of others: its jar, and the confs for it.
 
 It is Java (`deployments/log-store`), needs a file system that creates under a condition (S3A of Hadoop 3.4.2, Spark
 4.1), and comes with this package.
@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from stream_merge.errors import ConfigError
-from stream_merge.spark.defaults import JARS, PACKAGES, REPOSITORIES, in_effect, listed
-from stream_merge.spark.jvm import java_class
+from stream_merge.spark.confs import JARS, PACKAGES, REPOSITORIES, in_effect, listed
 from stream_merge.spark.versions import SPARK
 
 STORE_CONF = "spark.delta.logStore.s3a.impl"
@@ -27,18 +24,18 @@ _S3A_FILES = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 ANY_STORE_CONF = "spark.delta.logStore.class"
 CONDITIONAL_PUT = "streammerge.ConditionalPutLogStore"
 REPOSITORY = Path(__file__).with_name("maven")
-"""A Maven repository that holds the jar alone; a version's name comes of its sources, so a cache is never stale."""
+"""A Maven repository with the jar alone; its version is a hash of its sources, so a cache is never stale."""
 _ARTIFACT = "stream-merge-log-store"
 JAR = next(REPOSITORY.glob(f"**/{_ARTIFACT}-*.jar"), REPOSITORY / "no-file.jar")
-"""There where the package lies in a folder, not in an archive of Python's."""
+"""A file if the package is in a folder, not in a Python archive."""
 _COORDINATES = f"local.stream-merge:{_ARTIFACT}:{JAR.parent.name}"
 
 
 def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
-    """A session's confs, and those that have Spark commit to tables on S3 on condition that nobody else has.
+    """A session's confs, and those by which Spark commits to tables on S3 on condition that nobody else has.
 
-    Where a log store is named already, and on Spark 4.0, whose S3A cannot do it, they stay as they are; so they do
-    where its jar is neither named nor a file, as in an archive of Python's.
+    Unchanged where a log store is named, on Spark 4.0, whose S3A cannot do it, and where the jar is neither named nor a
+    file.
     """
     if not _is_wanted(own):
         return dict(own)
@@ -49,14 +46,13 @@ def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def log_store_packages(own: Mapping[str, str]) -> dict[str, str]:
-    """The same for a session that downloads packages: the jar is one of them.
+    """The confs of `log_store_confs` for a session that downloads packages: the jar is one of them.
 
-    What a PySpark session names as `spark.jars` replaces what Spark has downloaded for it (PySpark 4.2,
-    SparkContext._do_init): on a cluster executors would lack Delta. Repositories that `PYSPARK_SUBMIT_ARGS` names win
-    over those of a conf, though.
+    `spark.jars` of a PySpark session replaces what Spark has downloaded for it (PySpark 4.2, SparkContext._do_init): on
+    a cluster executors would lack Delta. `--repositories` in `PYSPARK_SUBMIT_ARGS` wins over a conf.
     """
-    told = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
-    if not _is_wanted(own) or not JAR.is_file() or "--repositories" in told:
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    if not _is_wanted(own) or not JAR.is_file() or "--repositories" in arguments:
         return log_store_confs(own)
     confs = {**own, **_named(own)}
     named = listed(PACKAGES, own)
@@ -71,44 +67,16 @@ def _is_among(jars: Iterable[str]) -> bool:
 
 
 def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
-    """The same for a JVM that runs already, but for the jar; nothing where that is not among those it was given."""
+    """The confs for a running JVM, except the jar; none if it lacks the jar."""
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     is_there = loader.getResource(f"{CONDITIONAL_PUT.replace('.', '/')}.class") is not None
     return _named(own) if is_there and _is_wanted(own) else {}
 
 
-def expect_condition(session: SparkSession, location: str) -> None:
-    """Try, once for a bucket and JVM, whether the store respects the condition that commits are put on.
-
-    Cost: two puts and a delete in the table's log, the first time.
-
-    Args:
-        session: Spark's, with the log store's jar.
-        location: of a table on S3 that is there: the trial would leave a folder where none is to be.
-
-    Raises:
-        Py4JJavaError: it ignores the condition, or the trial failed.
-        ConfigError: the jar is of an older version of this package, which has no such trial.
-    """
-    file = java_class(session, "org.apache.hadoop.fs.Path")(f"{location}/_delta_log/_trial")
-    conf = session._jsparkSession.sessionState().newHadoopConf()
-    try:
-        java_class(session, CONDITIONAL_PUT).expectCondition(file, conf)
-    except Py4JError as err:
-        if type(err) is not Py4JError:  # one of Java, or the JVM is gone
-            raise
-        msg = (
-            "[VERSION_MISMATCH] the log store on Spark's class path belongs to another version of stream_merge; replace"
-            " its jar with that of this version ('stream-merge jars --s3')"
-        )
-        raise ConfigError(msg) from err
-
-
 def log_stores(session: SparkSession, location: str) -> list[str]:
-    """Those that are named for a place; Delta asks the context's conf, which a session's does not change.
+    """The log stores that are named for a location, by its own scheme; Delta reads the context's conf, not a session's.
 
-    It goes by the place's own scheme (`DelegatingLogStore`, 4.4): what is named for `s3a:` says nothing of a table
-    that a catalog keeps at `s3:`.
+    `DelegatingLogStore` (4.4) does not take one for `s3a:` for a table that a catalog has at `s3:`.
     """
     conf = session._jsparkSession.sparkContext().conf()
     named = (ANY_STORE_CONF, store_conf(location))
@@ -116,18 +84,18 @@ def log_stores(session: SparkSession, location: str) -> list[str]:
 
 
 def store_conf(location: str) -> str:
-    """The conf that names the log store of tables there."""
+    """The conf of the log store for a location's scheme."""
     return f"spark.delta.logStore.{urlsplit(location).scheme}.impl"
 
 
 def remedy(location: str) -> str | None:
-    """What gives Spark's commits to tables there a condition; None where its file system has none (before 4.1)."""
+    """The conf that puts Spark's commits there on a condition; None before Spark 4.1, whose file system has none."""
     named = f"{store_conf(location)}={CONDITIONAL_PUT}"
     return f"{named}, which stream_merge.session.s3_packages brings" if SPARK >= (4, 1) else None
 
 
 def _named(own: Mapping[str, str]) -> dict[str, str]:
-    """The log store for `s3a:`, and for the `s3:` of catalogs where S3A is told to serve that."""
+    """The log store for `s3a:`, and for the `s3:` of catalogs where S3A serves that."""
     serves_s3 = in_effect(_S3_FILES, own) == _S3A_FILES and not in_effect(_OF_S3, own)
     return {STORE_CONF: CONDITIONAL_PUT} | ({_OF_S3: CONDITIONAL_PUT} if serves_s3 else {})
 

@@ -1,4 +1,4 @@
-"""What of a container's memory Spark's heap gets where nobody says, and what is left for merges in the driver."""
+"""The default heap of Spark in a container, and the memory left for merges in the driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from stream_merge.spark.defaults import in_effect
+from stream_merge.spark.confs import in_effect
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
@@ -14,9 +14,9 @@ _GROUPS = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of cgroup v2 and v1: folder, files with limit and use, and what `memory.stat` calls files that were read."""
+"""cgroup v2 and v1: folder, files of limit and usage, and the file cache's name in `memory.stat`."""
 SHARE_OF_FREE_MEMORY = 0.4
-"""Of what the process may still take, all merges in the driver together, and their compaction."""
+"""Share of the free memory for all merges in the driver and their compaction."""
 HEAP = "spark.driver.memory"
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -24,11 +24,11 @@ _WITHOUT_LIMIT = 2 * _GIB
 _SMALLEST_HEAP = 512 * _MIB
 """Spark 4.2 refuses to start with less than 450 MiB (UnifiedMemoryManager)."""
 _BESIDE = _GIB
-"""For Python, and for what the JVM takes beside its heap (classes, compiled code, threads, buffers)."""
+"""For Python, and for the JVM beside its heap (classes, compiled code, threads, buffers)."""
 
 
 def container_limit() -> int | None:
-    """Bytes that this process's container may take (cgroup v2 and v1); None where that is no less than the machine."""
+    """Memory limit of this process's container (cgroup v2 and v1) in bytes; None if not below the machine's."""
     limits = []
     for folder, limit, *_ in groups():
         try:
@@ -42,7 +42,7 @@ def container_limit() -> int | None:
 def groups() -> Iterator[tuple[Path, str, str, str]]:
     """Folders of control groups that may limit this process, with the names of their files.
 
-    A container finds its own as the root; a service of systemd is named in /proc/self/cgroup.
+    A container has its own as the root; a service of systemd is named in /proc/self/cgroup.
     """
     for folder, *names in _GROUPS:
         yield (CGROUPS / folder, *names)  # type: ignore[misc]  # three of them
@@ -55,19 +55,16 @@ def groups() -> Iterator[tuple[Path, str, str, str]]:
 
 
 def heap(confs: Mapping[str, str]) -> str:
-    """The driver's heap: as the user's confs, `spark-defaults.conf` or the environment have it, else `default_heap`."""
-    return _given(confs) or f"{default_heap() // _MIB}m"
+    """The driver's heap from confs, `spark-defaults.conf` or the environment, else `default_heap`."""
+    return _configured(confs) or f"{default_heap() // _MIB}m"
 
 
-def _given(confs: Mapping[str, str]) -> str | None:
+def _configured(confs: Mapping[str, str]) -> str | None:
     return in_effect(HEAP, confs) or os.environ.get("SPARK_DRIVER_MEMORY")
 
 
 def default_heap() -> int:
-    """Bytes: (limit of the container - 1 GiB) / 2, 512 MiB at least; 2 GiB without a limit.
-
-    The other half is what merges in the driver (Arrow, DuckDB, delta-rs) find free when the heap is full.
-    """
+    """Half of the container's limit less 1 GiB, at least 512 MiB; 2 GiB without a limit. The rest is for the driver."""
     limit = container_limit()
     return _WITHOUT_LIMIT if limit is None else max(_SMALLEST_HEAP, (limit - _BESIDE) // 2)
 
@@ -76,7 +73,7 @@ def shares() -> str:
     """How the memory is divided, in one line."""
     limit = container_limit()
     total = f"{'machine' if limit is None else 'limit'} {_shown(limit or _machine())}"
-    named = _given({})
+    named = _configured({})
     if named:
         return f"{total}: {named} for Spark's heap, as it is set, the rest for Python and merges in the driver"
     free = max(0, (limit or _machine()) - default_heap() - _BESIDE)

@@ -1,4 +1,4 @@
-"""Where tables and checkpoints lie on this machine's disk, and whether this process may write there."""
+"""Local paths of tables and checkpoints: permissions, schemes, escapes, and what is above them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,18 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.table_ref import TableRef
 
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
-_OF_URLS = re.compile(r"%[0-9A-Fa-f]{2}|[#?\\\x00-\x1f]|\s\Z")
-"""What a URL does not keep in its path: the end of it, a blank at its end, what is left out or means a slash."""
+_LOST_IN_URLS = re.compile(r"%[0-9A-Fa-f]{2}|[#?\\\x00-\x1f]|\s\Z")
+"""What a URL loses in its path: its end, a trailing blank, what is dropped or becomes a slash."""
 
 
-def permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[str]:
-    """Folders on a local disk that this process may not write to."""
-    wanted: list[str] = []
-    if found is not None:
-        wanted.append(found.location)
-    elif spec.target.path is not None:
-        wanted.append(spec.target.plain)
-    siblings = [spec.quarantine_table if spec.on_invalid == "quarantine" else None]
-    siblings.append(spec.tombstone_target if spec.tombstones else None)
-    wanted.extend(table.plain for table in siblings if table is not None and table.path is not None)
+def permission_problems(spec: MergeSpec, snapshot: TableSnapshot | None) -> list[str]:
+    """Folders on a local disk that this process cannot write to."""
+    tables = [spec.target] if snapshot is None else []
+    tables += [spec.quarantine_table] if spec.on_invalid == "quarantine" else []
+    tables += [spec.tombstone_target] if spec.tombstones else []
+    locations = [] if snapshot is None else [snapshot.location]
     problems: dict[Path | None, str] = {}
-    for location in wanted:
+    for location in [*locations, *(table.path for table in tables if table.path is not None)]:
         problem = not_writable(location) or not_writable(f"{location}/_delta_log")
         if problem is not None:
             problems.setdefault(_nearest(location), problem)
@@ -39,14 +35,14 @@ def permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[st
 
 
 def not_writable(location: str) -> str | None:
-    """Why this process cannot make or write a folder at a place on a local disk, or None; tried with a file."""
+    """Why this process cannot create or write a folder on a local disk, tested with a file; else None."""
     nearest = _nearest(location)
     if nearest is None:
         return None
     if not nearest.is_dir():
         return f"[NOT_WRITABLE] {str(nearest)!r} is a file, but {location!r} needs a folder; choose another path"
     try:
-        with tempfile.TemporaryFile(dir=nearest):  # permissions do not tell of quotas, nor of what a server refuses
+        with tempfile.TemporaryFile(dir=nearest):  # quotas and what a server refuses do not show in permissions
             os.scandir(nearest).close()
     except OSError as err:
         where = "" if str(nearest) == location else f", where {location!r} is located"
@@ -63,16 +59,9 @@ def _nearest(location: str) -> Path | None:
 
 
 def expect_scheme(target: TableRef, location: str) -> None:
-    """Refuse a path without a scheme that Hadoop (`fs.defaultFS`) takes for one of another file system than this disk.
+    """Refuse a path without a scheme that `fs.defaultFS` puts on another file system than this disk (ConfigError).
 
-    Locks, permissions and delta-rs' look at the table would be those of a local folder.
-
-    Args:
-        target: as the user names it.
-        location: what Hadoop takes it for.
-
-    Raises:
-        ConfigError: it is one.
+    Locks, permissions and the driver's reads would be those of a local folder.
     """
     if target.path is not None and local_path(target.plain) is not None and local_path(location) is None:
         msg = f"[INVALID_TARGET] target {target!r} is located at {location!r} by fs.defaultFS; use that location"
@@ -80,46 +69,45 @@ def expect_scheme(target: TableRef, location: str) -> None:
 
 
 def escape_in(location: str) -> str | None:
-    """The first `%20` or the like in a path or URI, which Hadoop takes as it is and delta-rs (1.6) for a blank.
+    """The first `%20` or the like in a path or URI, which Hadoop takes literally and delta-rs (1.6) for a blank.
 
-    In a local path, too: it opens the folder and looks for its files in the other one. Of a URI it opens
-    `s3a://lake/orders` for `s3a://lake/orders#eu`.
+    In a local path it opens the folder and reads files from the other one. `s3a://lake/orders#eu` it opens as
+    `s3a://lake/orders`.
     """
-    found = (_ESCAPE if local_path(location) is not None else _OF_URLS).search(location)
-    return None if found is None else found.group()
+    match = (_ESCAPE if local_path(location) is not None else _LOST_IN_URLS).search(location)
+    return None if match is None else match.group()
 
 
 def scratch(session: SparkSession) -> Path:
-    """Where Spark keeps temporary files on the driver's disk: the first of its local folders."""
-    told = os.environ.get("SPARK_LOCAL_DIRS") or str(
-        session._jsparkSession.sparkContext().conf().get("spark.local.dir", "")
-    )
-    return Path(told.split(",")[0].strip()) if told else Path(tempfile.gettempdir())
+    """Spark's first local folder for temporary files on the driver's disk."""
+    conf = session._jsparkSession.sparkContext().conf()
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or str(conf.get("spark.local.dir", ""))
+    return Path(folders.split(",")[0].strip() if folders else tempfile.gettempdir())
 
 
-def table_above(target: TableRef, found: TableSnapshot | None) -> str | None:
-    """The Delta table that a target which is a path is a folder of; None where it is none of any.
+def table_above(target: TableRef, snapshot: TableSnapshot | None) -> str | None:
+    """The Delta table that contains a target which is a path; None if there is none.
 
-    Delta looks for a table in all folders above a path (4.4): it would merge into the table whose partition the folder
-    is. Where there is no such partition it would make a table, whose files a VACUUM of the one above deletes.
-
-    Args:
-        target: as the user names it.
-        found: what Delta takes for it. Where that is nothing, only a local disk is searched: elsewhere a process need
-            not be allowed to look above its tables.
+    Delta looks for a table in all folders above a path (4.4), and would merge into the table whose partition the folder
+    is; elsewhere it would create a table whose files a VACUUM of the one above deletes. `snapshot` is what Delta loads;
+    where that is None, only a local disk is searched: elsewhere parents may be inaccessible.
     """
     if target.path is None:
         return None
     path = target.plain
-    if found is not None:
-        return found.location if TableRef(path).canonical.startswith(f"{TableRef(found.location).canonical}/") else None
+    if snapshot is not None:
+        return (
+            snapshot.location
+            if TableRef(path).canonical.startswith(f"{TableRef(snapshot.location).canonical}/")
+            else None
+        )
     local = local_path(path)
     above = [] if local is None else Path(os.path.realpath(local)).parents
     return next((str(folder) for folder in above if _exists(folder / "_delta_log")), None)
 
 
 def nearest_existing(path: Path) -> Path | None:
-    """The path itself, or the first folder above it that is there and can be seen."""
+    """The path itself, or the first folder above it that exists and is accessible."""
     return next((p for p in (path.absolute(), *path.absolute().parents) if _exists(p)), None)
 
 
@@ -131,7 +119,7 @@ def _exists(path: Path) -> bool:
 
 
 def no_table(target: str) -> str:
-    """The sentence for a place where something else lies."""
+    """The sentence for a path with something else."""
     return (
         f"[NOT_A_DELTA_TABLE] target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or"
         " choose another"

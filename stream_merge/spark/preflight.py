@@ -1,7 +1,7 @@
 """Checks that Spark and Delta can start here; each obstacle is one sentence instead of a stack trace.
 
-Spark 4 needs Java 17 or newer with the module `jdk.incubator.vector`; Delta's Python package, its
-jar and PySpark must belong together.
+Spark 4 needs Java 17 or newer with the module `jdk.incubator.vector`; Delta's Python package, its jar and PySpark must
+belong together.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ _INSTALL_JDK = (
     "install a full JDK 17 or newer (Debian, Ubuntu: apt install openjdk-17-jdk-headless), or set JAVA_HOME to one"
 )
 _CLASSIC = "use a classic session: SparkSession.builder.master(...), without remote() and without SPARK_REMOTE"
-
-
 _NEWEST_PYTHON_OF_SPARK_3 = (3, 11)
 
 
@@ -47,43 +45,35 @@ _NEWEST_PYTHON_OF_SPARK_3 = (3, 11)
 class Java:
     """A `java` command as it describes itself."""
 
-    command: str
     major: int
     """Feature release: 8, 11, 17 ..."""
     has_vector_module: bool
 
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to start where Spark or Delta could not.
-
-    Cost: starts `java` once (about 0.1 s), no Spark.
-
-    Raises:
-        ConfigError: with every problem found, one sentence each.
-    """
-    found = (
+    """Refuse by a ConfigError to start where Spark or Delta could not; starts `java` once (about 0.1 s)."""
+    problems = (
         version_problem(_installed("pyspark"), _installed("delta-spark")),
         python_problem(pyspark.__version__, sys.version_info[:2]),
         connect_problem(environ),
         java_problem(environ),
     )
-    problems = [problem for problem in found if problem is not None]
-    if problems:
-        raise ConfigError(problems)
+    if any(problems):
+        raise ConfigError([problem for problem in problems if problem is not None])
 
 
 def check_session(session: object) -> None:
     """Refuse a running session that cannot merge into Delta tables.
 
     Raises:
-        ConfigError: for Spark Connect, for a session without Delta's jar or extension, and where PySpark, Spark and
-            Delta's jar are of different versions.
+        ConfigError: for Spark Connect, without Delta's jar or extension, and for PySpark, Spark and Delta's jar of
+            different versions.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
         msg = f"[SESSION_NOT_READY] Spark Connect sessions are not supported; {_CLASSIC}"
         raise ConfigError(msg)
     jvm = session.sparkContext._jvm  # type: ignore[attr-defined]  # a classic session of unknown origin
-    # Py4J answers with a package, which is not callable, where there is no class of that name.
+    # Py4J returns a package, which is not callable, where there is no class of that name.
     if not callable(jvm.io.delta.sql.DeltaSparkSessionExtension):
         msg = (
             "[SESSION_NOT_READY] the class path of the running session lacks Delta's jar; build the session with"
@@ -107,13 +97,7 @@ def check_session(session: object) -> None:
 
 
 def expect_workers(session: SparkSession) -> None:
-    """Refuse a running local session whose Python workers lack this package, which decodes records there.
-
-    Cost: a second, once, where they run another interpreter than this process.
-
-    Raises:
-        ConfigError: naming their interpreter.
-    """
+    """Refuse by a ConfigError a local session whose Python workers, which decode records, lack this package."""
     context = session.sparkContext
     if str(context.master).startswith("local") and not _has_this_package(context.pythonExec):
         msg = (
@@ -146,7 +130,7 @@ def version_problem(pyspark: str | None, delta_spark: str | None) -> str | None:
 
 
 def python_problem(pyspark: str, python: tuple[int, ...]) -> str | None:
-    """Why PySpark does not run on this Python, or None: 3.5 imports `distutils`, which Python has had until 3.11."""
+    """Why PySpark does not run on this Python, or None: 3.5 imports `distutils`, which Python 3.12 lacks."""
     if _numbers(pyspark) >= (4, 0) or python <= _NEWEST_PYTHON_OF_SPARK_3:
         return None
     running = f"{python[0]}.{python[1]}"
@@ -154,13 +138,9 @@ def python_problem(pyspark: str, python: tuple[int, ...]) -> str | None:
 
 
 def mixture_problem(python: str, spark: str, delta_jar: str) -> str | None:
-    """Why the parts of a running session do not belong together, or None.
+    """Why the versions of PySpark, Spark in the JVM and Delta's jar do not belong together, or None.
 
-    Args:
-        python: version of the PySpark package.
-        spark: version of Spark in the JVM.
-        delta_jar: where Delta's classes come from; the name says for which Spark it was built (delta-spark 4.4), or
-            that it is Delta 3, whose 3.3 was built for Spark 3.5.
+    The jar's name has the version of Spark that it was built for (delta-spark 4.4); Delta 3.3 was built for Spark 3.5.
     """
     if _numbers(python)[:2] != _numbers(spark)[:2]:
         return f"[VERSION_MISMATCH] the JVM runs Spark {spark}, Python has pyspark {python}; install pyspark=={spark}"
@@ -175,7 +155,7 @@ def mixture_problem(python: str, spark: str, delta_jar: str) -> str | None:
 
 
 def _delta_jar(jvm: Any) -> str:
-    """Location of the jar that Delta's classes were loaded from; empty where the JVM does not say."""
+    """Location of the jar with Delta's classes; empty where the JVM does not have it."""
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     source = loader.loadClass("io.delta.sql.DeltaSparkSessionExtension").getProtectionDomain().getCodeSource()
     return "" if source is None else str(source.getLocation())
@@ -193,7 +173,7 @@ def connect_problem(environ: Mapping[str, str]) -> str | None:
 
 
 def java_problem(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Why Spark could not run on the Java that it would pick, or None."""
+    """Why Spark could not run on its Java, or None."""
     home = environ.get("JAVA_HOME")
     if home:
         command = str(Path(home) / "bin" / "java")
@@ -216,25 +196,21 @@ def java_problem(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def describe_java(command: str) -> Java | None:
-    """What a `java` command says about itself, or None when it does not run."""
+    """The description of a `java` command, or None when it does not run."""
     modules = _output(command, "--list-modules")
     if modules is not None:
         base = re.search(r"^java\.base@(\d+)", modules, re.MULTILINE)
         if base is not None:
             has_vector = re.search(rf"^{re.escape(VECTOR_MODULE)}\b", modules, re.MULTILINE) is not None
-            return Java(command=command, major=int(base.group(1)), has_vector_module=has_vector)
+            return Java(major=int(base.group(1)), has_vector_module=has_vector)
     # Java 8 has no modules and calls itself 1.8.
     version = _output(command, "-version")
     old = re.search(r'version "(?:1\.)?(\d+)', version) if version is not None else None
-    return Java(command=command, major=int(old.group(1)), has_vector_module=False) if old is not None else None
+    return Java(major=int(old.group(1)), has_vector_module=False) if old is not None else None
 
 
 def refuse_forgetful_catalog(session: SparkSession, target: TableRef) -> None:
-    """Refuse a table in a catalog that ends with this process: the table would be lost, and its checkpoint would stay.
-
-    Raises:
-        ConfigError: the target is the name of such a table.
-    """
+    """Refuse by a ConfigError a table in an in-memory catalog: it would be lost, and its checkpoint stay."""
     if is_forgotten(session, target):
         msg = (
             f"[CATALOG_NOT_SUPPORTED] target {target!r} is in an in-memory catalog, which is lost when this process"
@@ -244,10 +220,7 @@ def refuse_forgetful_catalog(session: SparkSession, target: TableRef) -> None:
 
 
 def occupied(target: TableRef) -> str | None:
-    """The error of `spark_table.find` for a local folder that holds something else, without Spark; None if it is free.
-
-    An empty folder is free; one that this process may not read is not checked.
-    """
+    """The error for a local folder with something else than a Delta table, without Spark; else None."""
     local = target.local
     try:
         if local is None or not local.exists():
@@ -259,12 +232,7 @@ def occupied(target: TableRef) -> str | None:
 
 
 def failed_start(output: str, packages: str) -> ConfigError:
-    """The one sentence for a JVM that did not start, from what it wrote to stderr.
-
-    Args:
-        output: everything that spark-submit, Ivy and the JVM wrote.
-        packages: the Maven coordinates that were asked for.
-    """
+    """The error for a JVM that did not start, from the output of spark-submit, Ivy and the JVM."""
     halves = _without_jar(output)
     if halves:
         names, remains = ", ".join(sorted(halves)), shlex.join(_remains(halves))
@@ -275,10 +243,10 @@ def failed_start(output: str, packages: str) -> ConfigError:
     for sign, sentence in _START_PROBLEMS:
         match = re.search(sign, output, re.MULTILINE | re.IGNORECASE)
         if match is not None:
-            found = match.group(match.lastindex or 0).strip()
-            return ConfigError(sentence.format(found=found, packages=packages))
-    said = [line.strip() for line in output.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    last = f"its last line of output is {said[-1][:300]!r}" if said else "it wrote no output"
+            detail = match.group(match.lastindex or 0).strip()
+            return ConfigError(sentence.format(found=detail, packages=packages))
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    last = f"its last line of output is {lines[-1][:300]!r}" if lines else "it wrote no output"
     return ConfigError(
         f"[SPARK_CANNOT_START] Spark's JVM did not start, {last}; run `java -version` and check JAVA_HOME, memory and"
         " disk"
@@ -287,21 +255,19 @@ def failed_start(output: str, packages: str) -> ConfigError:
 
 def _without_jar(output: str) -> dict[str, Path]:
     """Artifacts whose download failed because ~/.m2 has only their POM: Ivy (2.5) then tries no other repository."""
-    found = {}
+    folders = {}
     for group, name, version in set(re.findall(r"download failed: ([\w.-]+)#([\w.-]+);([\w.-]+)!", output)):
         folder = Path.home() / ".m2" / "repository" / Path(*group.split(".")) / name / version
         if (folder / f"{name}-{version}.pom").exists() and not (folder / f"{name}-{version}.jar").exists():
-            found[f"{group}:{name}:{version}"] = folder
-    return found
+            folders[f"{group}:{name}:{version}"] = folder
+    return folders
 
 
 def _remains(halves: Mapping[str, Path]) -> list[str]:
     """Folders to remove: Maven's, and those of Ivy's cache for the same artifacts."""
-    noted = []
-    for artifact in halves:
-        group, name, _ = artifact.split(":")
-        noted += [str(path) for path in Path.home().glob(f".ivy2*/cache/{group}/{name}")]
-    return sorted([*map(str, halves.values()), *noted])
+    names = (artifact.split(":")[:2] for artifact in halves)
+    cached = [path for group, name in names for path in Path.home().glob(f".ivy2*/cache/{group}/{name}")]
+    return sorted(map(str, [*halves.values(), *cached]))
 
 
 _START_PROBLEMS = (
@@ -341,9 +307,8 @@ _START_PROBLEMS = (
 
 
 def _pins(parts: Parts) -> str:
-    """The pip command that installs the packages of one version of Spark."""
-    pair = f"'pyspark{parts.pyspark}' 'delta-spark=={parts.delta}'"
-    return f"run pip install {pair}"
+    """The pip command for the packages of one version of Spark."""
+    return f"run pip install 'pyspark{parts.pyspark}' 'delta-spark=={parts.delta}'"
 
 
 def _installed(distribution: str) -> str | None:

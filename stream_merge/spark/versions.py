@@ -1,7 +1,4 @@
-"""What differs between the versions of PySpark that the sink runs on: each difference once, behind one name.
-
-Which way counts is decided by the installed version, when this module is imported.
-"""
+"""Differences between supported versions of PySpark, each behind one name; the installed version decides."""
 
 from __future__ import annotations
 
@@ -37,19 +34,19 @@ class Parts:
     """What belongs to a minor version of Spark."""
 
     pyspark: str
-    """Which patches: a version specifier of pip's."""
+    """Version specifier of pip."""
     delta: str
     """Version of delta-spark."""
     delta_jar: str
-    """Maven's name of Delta's jar: Delta 4.4 builds one for each minor version of Spark."""
+    """Maven name of Delta's jar: Delta 4.4 has one for each minor version of Spark."""
     scala: str
     hadoop: str
-    """Version of Hadoop in PySpark's package; file systems that are added must have the same."""
+    """Version of Hadoop in PySpark; added file systems must have the same."""
     aws_sdk: str
-    """Version of Amazon's SDK that this Hadoop's S3 file system was built with (hadoop-project's POM)."""
+    """Version of Amazon's SDK for this Hadoop (hadoop-project's POM)."""
 
     def fits(self, patch: int) -> bool:
-        """Whether a patch is one of them."""
+        """Whether a patch version is supported."""
         return patch >= int(self.pyspark.rpartition(".")[2])
 
 
@@ -75,48 +72,45 @@ PARTS = {
 
 NEWEST = max(PARTS)
 OWN = PARTS.get(SPARK, PARTS[NEWEST])
-"""What belongs to the installed PySpark; `preflight` refuses one that is not in the list."""
+"""What belongs to the installed PySpark; `preflight` refuses an unlisted one."""
 
 HADOOP, AWS_SDK, SCALA = OWN.hadoop, OWN.aws_sdk, OWN.scala
 DELTA_PACKAGE = f"io.delta:{OWN.delta_jar}:{OWN.delta}"
 """Maven's coordinates of Delta for this Spark."""
 
 TAKES_CATALOGS = SPARK >= (4, 0)
-"""Whether `DeltaTable.forName` takes a catalog's name in front of a table's; Delta 3.3 knows Spark's own catalog alone.
-"""
+"""Whether `DeltaTable.forName` takes a catalog's name; Delta 3.3 takes Spark's own catalog alone."""
 
 AWS_PARTS = (
     tuple(f"software.amazon.awssdk:{part}:{AWS_SDK}" for part in ("s3", "s3-transfer-manager", "sts"))
     if SPARK >= (4, 0)  # whose Hadoop uses the second SDK
     else tuple(f"com.amazonaws:aws-java-sdk-{part}:{AWS_SDK}" for part in ("s3", "sts", "dynamodb"))
 )
-"""Maven's coordinates of what Hadoop's S3 file system uses of Amazon's SDK."""
+"""Maven coordinates of the parts of Amazon's SDK that Hadoop's S3 file system uses."""
 AWS_WHOLE = "software.amazon.awssdk:bundle" if SPARK >= (4, 0) else "com.amazonaws:aws-java-sdk-bundle"
-"""What it names instead, hundreds of MB."""
+"""The whole SDK, hundreds of MB."""
 
 NEEDS_VECTOR_MODULE = SPARK >= (4, 0)
-"""Whether Spark starts every JVM with `--add-modules jdk.incubator.vector`; Spark 3.5 looks for it when it needs it."""
+"""Whether Spark starts every JVM with `--add-modules jdk.incubator.vector`."""
 
 ANSWERS_MERGE = SPARK >= (4, 0)
-"""Whether `DeltaMergeBuilder.execute` gives a frame, of counts, on whose plan all metrics are; Delta 3.3 gives None."""
+"""Whether `DeltaMergeBuilder.execute` returns a frame, whose plan has all metrics; Delta 3.3 returns None."""
 
 WIDENS_BEYOND_INTEGERS = SPARK >= (4, 0)
-"""Whether Delta's type widening makes more than byte -> short -> int: no other does Spark 3.5 read from Parquet."""
+"""Whether type widening can do more than byte -> short -> int, which is all that Spark 3.5 reads from Parquet."""
 
 VECTOR_COLUMNS = frozenset(
     {"filepath", "rowindexcol", "deletionvectorid", "_metadata", *(() if SPARK >= (4, 0) else ("path",))}
 )
-"""Columns beside which Delta's MERGE cannot write deletion vectors: it looks for its own by bare names, which are then
-ambiguous (`DMLWithDeletionVectorsHelper`, Delta 4.4; 3.3 for `path`, too). In lower case."""
+"""Columns, in lower case, beside which Delta's MERGE cannot write deletion vectors: its own bare names are then
+ambiguous (`DMLWithDeletionVectorsHelper`, Delta 4.4; 3.3 for `path`, too)."""
 
 KEEPS_NULL_STRUCTS = SPARK >= (4, 0)
-"""Whether a MERGE keeps a NULL struct that it gives more fields, or fields of other types, also in rows that it copies.
-
-Delta 4.4 does (`spark.databricks.delta.merge.preserveNullSourceStructs`), Delta 3.3 makes a struct of NULLs of it.
-"""
+"""Whether a MERGE keeps a NULL struct whose fields it extends or casts, also in rows that it copies. Delta 4.4 does
+(`spark.databricks.delta.merge.preserveNullSourceStructs`), Delta 3.3 writes a struct of NULLs."""
 
 SHIFTS_PARTITION_TIMES = SPARK < (4, 0)
-"""Whether Delta writes the partition value of a time by the JVM's zone, and reads it by the session's: 3.3 does."""
+"""Whether Delta writes partition values of times in the JVM's zone, and reads them in the session's, as 3.3."""
 
 ALTERS_SEVERAL_COLUMNS = SPARK >= (4, 0)
 """Whether one ALTER TABLE … ALTER COLUMN may name several."""
@@ -127,13 +121,13 @@ CALENDAR_CONFS = tuple(
     for way in ("Read", "Write")
     if SPARK < (4, 0)
 )
-"""What Spark 4 has as CORRECTED, and Spark 3.5 as EXCEPTION: dates before 1582 and times before 1900 are an error."""
+"""EXCEPTION in Spark 3.5 (dates before 1582 and times before 1900 are an error), CORRECTED in Spark 4."""
 
 IVY_FOLDER = ".ivy2.5.2" if SPARK >= (4, 0) else ".ivy2"
-"""Where in a user's home Spark keeps what it downloads (MavenUtils), unless `spark.jars.ivy` says otherwise."""
+"""Spark's folder of downloads in a home (MavenUtils), unless `spark.jars.ivy` names another one."""
 
 DATASET = "org.apache.spark.sql.classic.Dataset" if SPARK >= (4, 0) else "org.apache.spark.sql.Dataset"
-"""Class of a frame in the JVM; Spark 4.0 put Spark Connect's under the same interface."""
+"""Class of a frame in the JVM."""
 
 if SPARK >= (4, 1):
     from pyspark.sql.pandas.functions import arrow_udf
@@ -141,33 +135,33 @@ if SPARK >= (4, 0):
     from pyspark.logger import PySparkLogger
 
 Decode = Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]]
-"""Gets the columns of each Arrow batch of a task in turn, and gives one array of as many rows for each of them."""
+"""From the columns of each Arrow batch of a task to one array of as many rows."""
 
 
 def arrow_type(dtype: DataType) -> pa.DataType:
-    """The type as Arrow takes it to Spark and from there; instants are in UTC."""
-    if SPARK >= (4, 2):  # until then the zone was not asked for: UTC, unless told that there is none
+    """The Arrow type in which Spark exchanges values; instants are in UTC."""
+    if SPARK >= (4, 2):  # which takes the zone; before, it is UTC
         return to_arrow_type(dtype, timezone="UTC")
     return to_arrow_type(dtype)
 
 
 def arrow_table(df: DataFrame) -> pa.Table:
-    """The rows of a frame, brought to Python. Cost: one Spark job."""
+    """The rows of a frame, brought to Python by one Spark job."""
     if SPARK >= (4, 0):
         return df.toArrow()
     ours: Any = df
-    batches = ours._collect_as_arrow()  # what toPandas of Spark 3.5 stands on; none where there is no row
+    batches = ours._collect_as_arrow()  # used by toPandas in Spark 3.5; none without rows
     schema = pa.schema([pa.field(f.name, arrow_type(f.dataType), f.nullable) for f in df.schema.fields])
     return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
 
 
-def of_arrow(session: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
-    """Rows that Python has, as a frame: one partition for each 10,000 of them. No job runs."""
+def arrow_frame(session: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
+    """A frame of Arrow rows, one partition for each 10,000 of them; no job runs."""
     if SPARK >= (4, 0):
         return session.createDataFrame(rows, schema)
     if not rows.num_rows:
         return session.createDataFrame([], schema)
-    # Spark 3.5 takes rows and pandas alone; this is what it does with the latter, once they are Arrow's.
+    # Spark 3.5 takes rows and pandas alone; this is its way for pandas, once converted to Arrow.
     from pyspark.sql.pandas.serializers import ArrowStreamSerializer  # noqa: PLC0415 - where it is needed alone
 
     ours: Any = session
@@ -181,16 +175,12 @@ def of_arrow(session: SparkSession, rows: pa.Table, schema: StructType) -> DataF
 
 
 def from_ddl(text: str) -> Any:
-    """The type that a text like `id bigint, name string` stands for, by Spark's parser, which needs a Spark context.
-
-    Raises:
-        pyspark.errors.ParseException: Spark cannot read it.
-    """
+    """The type of a text like `id bigint, name string`, by Spark's parser, which needs a Spark context."""
     return StructType.fromDDL(text) if SPARK >= (4, 0) else _parse_datatype_string(text)
 
 
 def to_ddl(schema: StructType) -> str:
-    """The other way round."""
+    """The text of a schema, such as `id bigint, name string`."""
     if SPARK >= (4, 0):
         return schema.toDDL()
     jvm: Any = SparkContext._jvm
@@ -201,7 +191,7 @@ def is_valid_utf8(text: Column) -> Column:
     """Whether a text's bytes are UTF-8; NULL for NULL."""
     if SPARK >= (4, 0):
         return F.is_valid_utf8(text)
-    as_bytes: Any = text.cast("binary")  # Java reads what is none as U+FFFD, which is written as other bytes
+    as_bytes: Any = text.cast("binary")  # Java reads invalid bytes as U+FFFD, which is written as other bytes
     legible: Column = F.decode(as_bytes, "UTF-8").cast("binary") == as_bytes
     return legible
 
@@ -210,12 +200,12 @@ def for_thread(session: SparkSession, run: Callable[..., T]) -> Callable[..., T]
     """A function for another thread, with this thread's local properties of Spark; its JVM thread ends with it."""
     # Spark 3.5 takes the function alone.
     wrapped: Any = inheritable_thread_target(session) if SPARK >= (4, 0) else inheritable_thread_target
-    found: Callable[..., T] = wrapped(run)
-    return found
+    inheriting: Callable[..., T] = wrapped(run)
+    return inheriting
 
 
 def error_loggers() -> list[logging.Logger]:
-    """Those by which PySpark writes each error that Spark raises to stderr, caught or not, as a line of JSON.
+    """Loggers by which PySpark writes each error of Spark to stderr, caught or not, as a line of JSON.
 
     Spark 4.0 has the first, Spark 4.2 the second one; Spark 3.5 none.
     """
@@ -225,13 +215,13 @@ def error_loggers() -> list[logging.Logger]:
 
 
 def captured(error: BaseException, what: Literal["desc", "stackTrace", "cause"]) -> Any:
-    """What an error of PySpark's holds of the one that Java raised; None for others. Spark 3.5 shows it as public."""
+    """A field of the Java error behind an error of PySpark; None for others. It is public in Spark 3.5."""
     return getattr(error, f"_{what}" if SPARK >= (4, 0) else what, None)
 
 
 _OBSERVED_POLL_SECONDS = 0.002
 OBSERVED_WITHIN_SECONDS = 300.0
-"""How long Spark may take to hand over what it has counted; it is there when the job ends, or a moment later."""
+"""How long Spark may take to report observed values after the job."""
 
 
 def observed(observation: Observation, *, within_seconds: float = OBSERVED_WITHIN_SECONDS) -> dict[str, Any]:
@@ -240,17 +230,17 @@ def observed(observation: Observation, *, within_seconds: float = OBSERVED_WITHI
     Until Spark 4.1 PySpark left arrays to the JVM, as Scala's.
 
     Raises:
-        MergeFailedError: Spark does not tell. A listener hands the values over: where it has failed, or Spark has
-            dropped the event for its queue was full, `Observation.get` waits for ever (3.5 to 4.2).
-        TypeError: a value is something else, which the JVM of an older Spark would not hand over whole.
+        MergeFailedError: Spark does not report them. Where the listener failed, or Spark dropped the event from a full
+            queue, `Observation.get` waits forever (3.5 to 4.2).
+        TypeError: a value of another type, which the JVM of an older Spark would not return whole.
     """
     _expect_observed(observation, within_seconds)
-    found = observation.get
-    return {name: _in_python(name, value) for name, value in found.items()} if SPARK < (4, 1) else found
+    values = observation.get
+    return {name: _in_python(name, value) for name, value in values.items()} if SPARK < (4, 1) else values
 
 
 def _expect_observed(observation: Observation, within_seconds: float) -> None:
-    """Wait until the values have come."""
+    """Wait until the values have arrived."""
     java: Any = observation._jo
     try:
         future = java.future()  # 3.5.8 has it, too
@@ -293,19 +283,19 @@ def decoded(
     keep: Sequence[Column | str] = (),
     is_repeatable: bool = True,
 ) -> DataFrame:
-    """Columns of records, and one that Python makes of Arrow batches; pandas is not needed. Nothing runs yet.
+    """Columns of records, and one that Python decodes from Arrow batches, without pandas. Nothing runs yet.
 
-    An Arrow UDF (Spark 4.1). Spark 4.0 has none: there it is `mapInArrow`, whose way through PySpark's public API would
-    ask for pandas, although it uses none. It has the other columns in hand, too; Spark never runs it twice for a row.
+    An Arrow UDF (Spark 4.1). Spark 4.0 has none: there it is `mapInArrow`, whose public API would need pandas without
+    using it; it gets the other columns, too, and Spark never runs it twice for a row.
 
     Args:
         records: what to read.
         decode: sent to the workers.
         inputs: columns that `decode` gets.
-        dtype: of what it gives.
-        name: of the new column.
-        keep: columns that stand before it.
-        is_repeatable: whether Spark may run `decode` a second time for the same rows, to filter by what it gives.
+        dtype: type of its result.
+        name: name of the new column.
+        keep: columns before it.
+        is_repeatable: whether Spark may run `decode` twice for a row, to filter by its result.
     """
     if SPARK < (4, 1):
         return _mapped(records, decode, inputs, StructField(name, dtype), keep)
@@ -323,8 +313,8 @@ def _mapped(
 ) -> DataFrame:
     given = [F.col(one) if isinstance(one, str) else one for one in inputs]
     frame: Any = records.select(*keep, *(one.alias(f"{new.name}_{i}") for i, one in enumerate(given)))
-    kept = len(keep)
-    schema = StructType([*frame.schema.fields[:kept], new])
+    width = len(keep)
+    schema = StructType([*frame.schema.fields[:width], new])
 
     def batches_with_new(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         beside: deque[pa.RecordBatch] = deque()
@@ -332,12 +322,12 @@ def _mapped(
         def decoder_inputs() -> Iterator[tuple[pa.Array, ...]]:
             for batch in batches:
                 beside.append(batch)
-                yield tuple(batch.columns[kept:])
+                yield tuple(batch.columns[width:])
 
         for made in decode(decoder_inputs()):
             batch = beside.popleft()
-            fields = [*(batch.schema.field(i) for i in range(kept)), pa.field(new.name, made.type)]
-            yield pa.RecordBatch.from_arrays([*batch.columns[:kept], made], schema=pa.schema(fields))
+            fields = [*(batch.schema.field(i) for i in range(width)), pa.field(new.name, made.type)]
+            yield pa.RecordBatch.from_arrays([*batch.columns[:width], made], schema=pa.schema(fields))
 
     udf = UserDefinedFunction(batches_with_new, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     called: Any = udf(*(frame[column] for column in frame.columns))._jc

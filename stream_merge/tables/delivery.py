@@ -17,7 +17,7 @@ from stream_merge.model.source_batch import Calls
 from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.checkpoint import Checkpoint, Destination
 from stream_merge.spark.errors import reason
-from stream_merge.spark.identity import Caller
+from stream_merge.spark.streaming import Caller
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from stream_merge.errors import ConfigError
 from stream_merge.model import locations, names
 from stream_merge.model.logs import counted
-from stream_merge.model.maintenance import SMALL_BYTES
+from stream_merge.model.settings import SMALL_BYTES
 from stream_merge.model.snapshot import VECTORS_PROPERTY, CommitRecord, TableSnapshot, is_on
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import SHAPES

@@ -12,7 +12,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import locations, names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FEED_PROPERTY, VECTORS_PROPERTY, TableSnapshot, is_on
-from stream_merge.shapes import required, shape_of, target_filter, widening
+from stream_merge.shapes import finder, shape_of, target_filter, widening
 from stream_merge.shapes.base import filled_as
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.matching import plan_layout
@@ -202,7 +202,7 @@ def _recorded_problems(target: TableSnapshot, spec: MergeSpec, layout: Layout, *
             f" {_definition(layout.definition)}; use the recorded definition, or rebuild the table"
         )
     elif sequence is not None and spark_table.lacks_reserved(target, layout):
-        problems.append(required.lacks_reserved(spec.target))
+        problems.append(finder.lacks_reserved(spec.target))
     return problems
 
 

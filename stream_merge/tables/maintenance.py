@@ -12,9 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.errors import ConfigError
 from stream_merge.model.logs import tell
-from stream_merge.model.maintenance import SMALL_BYTES, Maintenance
 from stream_merge.model.results import MaintenanceOutcome, MaintenanceRun
-from stream_merge.model.settings import MergeSpec
+from stream_merge.model.settings import SMALL_BYTES, Maintenance, MergeSpec
 from stream_merge.model.table_ref import TableRef
 from stream_merge.spark import places
 from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS, WHOLE_READS, holding

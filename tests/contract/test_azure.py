@@ -22,7 +22,7 @@ from services import azure
 from story import lose_no_commit_of_two_handles, tell
 
 from stream_merge import ConfigError, RetryPolicy
-from stream_merge.spark import azure as of_azure
+from stream_merge.spark import object_stores
 from stream_merge.spark.hadoop_files import write_text
 from stream_merge.testing import batch, run
 
@@ -125,8 +125,8 @@ def test_engines_in_the_driver_are_refused_where_it_was_not_seen_that_commits_ex
     spark: SparkSession, container: azure.Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the endpoint of Data Lake Storage, which the emulator has not, somebody has to promise to be alone."""
-    assert of_azure._client(spark, container.uri("t")) == "AbfsBlobClient"
-    monkeypatch.setattr(of_azure, "_client", lambda *_: "AbfsDfsClient")
+    assert object_stores._azure_client(spark, container.uri("t")) == "AbfsBlobClient"
+    monkeypatch.setattr(object_stores, "_azure_client", lambda *_: "AbfsDfsClient")
     stream = OnAzure(spark, container, tmp_path, engine="driver")
 
     with pytest.raises(ConfigError, match=r"single_writer=True if nobody else writes"):

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from since import STRUCT_CASTS
 
 from stream_merge import ConfigError, MergeFailedError, MergeSink
-from stream_merge.shapes import Clauses, analysed, when_matched, when_not_matched
+from stream_merge.shapes import Clauses, clause_analysis, when_matched, when_not_matched
 from stream_merge.testing import batch, run
 
 WIDER = "named_struct('a', s.id, 'b', 'x')"
@@ -36,7 +36,7 @@ def test_a_struct_in_another_type_is_refused_where_delta_would_spoil_null_ones(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Beside Spark 3.5 it makes a struct of NULLs of them. The very type is not cast."""
-    monkeypatch.setattr(analysed, "KEEPS_NULL_STRUCTS", False)
+    monkeypatch.setattr(clause_analysis, "KEEPS_NULL_STRUCTS", False)
     clauses = [when_matched().update({"st": "s.st"}), when_not_matched().insert({"id": "s.id", "st": WIDER})]
     spark.sql(f"CREATE TABLE delta.`{tmp_table}` ({SCHEMA}) USING delta")
 

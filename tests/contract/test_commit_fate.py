@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, MergeMetrics, MergeResult, MergeSink
 from stream_merge.merge import calls, commit_outcome
 from stream_merge.merge.call import BatchCall
-from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
+from stream_merge.metrics.catalogue import DELTA_MERGE_METRICS
 from stream_merge.model.results import FATES
 from stream_merge.model.table_ref import TableRef
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows

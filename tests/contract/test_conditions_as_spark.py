@@ -34,7 +34,7 @@ from stream_merge.shapes.clauses import (
 )
 from stream_merge.shapes.layout import Layout, StoredColumn
 from stream_merge.spark import columns
-from stream_merge.spark.versions import arrow_table, arrow_type, of_arrow
+from stream_merge.spark.versions import arrow_frame, arrow_table, arrow_type
 
 SCALARS: Mapping[str, Sequence[Any]] = {
     "boolean": [False, True],
@@ -174,7 +174,7 @@ def by_spark(
     """What Spark says of each condition, for the pairs in their order."""
     pair = pa.array(range(events.num_rows))
     paired = (table.append_column("pair", pair) for table in (events, rows))
-    s, t = (of_arrow(spark, table, from_arrow_schema(table.schema)) for table in paired)
+    s, t = (arrow_frame(spark, table, from_arrow_schema(table.schema)) for table in paired)
     answers = [render.condition(wanted, of).alias(f"a{i}") for i, (wanted, of) in enumerate(asked)]
     joined = s.alias("s").join(t.alias("t"), columns.column("pair", "s") == columns.column("pair", "t"))
     found = arrow_table(joined.select(columns.column("pair", "s"), *answers)).sort_by("pair")

@@ -504,7 +504,7 @@ def test_a_table_that_appears_between_two_looks_is_there(spark, tmp_table, monke
 
     def too_early_at_first(session, target):
         looks.append(target)
-        return look(session, f"{target}_not_there_yet" if len(looks) == 1 else target)
+        return look(session, TableRef(f"{target}_not_there_yet") if len(looks) == 1 else target)
 
     spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id bigint) USING delta")
     monkeypatch.setattr(spark_table, "delta_table", too_early_at_first)

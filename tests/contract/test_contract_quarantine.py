@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, ContractError, MergeFailedError
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.versions import SPARK
 from stream_merge.tables.side import quarantine
 from stream_merge.tables.side.side_table import SideCommit
@@ -268,7 +269,7 @@ def test_records_of_a_batch_that_comes_again_are_known_by_their_place(spark: Spa
             | {"error": error, "query": query}
             for at, event, error in records
         ]
-        quarantine.write_undecodable(spark.createDataFrame(told, quarantine.SCHEMA), tmp_table, commit=commit)
+        quarantine.write_undecodable(spark.createDataFrame(told, quarantine.SCHEMA), TableRef(tmp_table), commit=commit)
 
     write((1, "a", "first words"), (None, "b", "first words"))
     repaired = (1, "A", "other words"), (2, "c", "other words"), (None, "b", "other words"), (None, "d", "other words")

@@ -155,12 +155,12 @@ def test_an_expired_tombstone_lets_an_older_upsert_revive_the_key(
 ):
     """The price of a retention: after it nothing is known of the delete any more."""
     noon = 1_700_000_000_000_000
-    monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon)
+    monkeypatch.setattr("stream_merge.merge.calls.now_micros", lambda: noon)
     stream.settings["tombstone_retention_seconds"] = 60
     stream.deliver(delete(1, lsn=5))
-    monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon + 60_000_000)
+    monkeypatch.setattr("stream_merge.merge.calls.now_micros", lambda: noon + 60_000_000)
     within = stream.deliver(upsert(1, "ghost", lsn=4))
-    monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon + 60_000_001)
+    monkeypatch.setattr("stream_merge.merge.calls.now_micros", lambda: noon + 60_000_001)
 
     after = stream.deliver(upsert(1, "revived", lsn=4))
 
@@ -219,9 +219,9 @@ def test_a_tidied_log_drops_what_is_past_the_retention(stream: ChangeStream, mon
     monkeypatch.setattr(tombstones, "TIDY_FILES", 2)
     stream.settings["tombstone_retention_seconds"] = 60
     noon = 1_700_000_000_000_000
-    monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon)
+    monkeypatch.setattr("stream_merge.merge.calls.now_micros", lambda: noon)
     stream.deliver(delete(1, lsn=5))
-    monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon + 61_000_000)
+    monkeypatch.setattr("stream_merge.merge.calls.now_micros", lambda: noon + 61_000_000)
 
     stream.deliver(delete(2, lsn=5))
 

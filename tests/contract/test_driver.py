@@ -20,11 +20,10 @@ from stream_merge import ConfigError, MergeFailedError, RetryPolicy
 from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.spark import engine as spark_engine
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables.log.handle import LogHandle
-from stream_merge.tables.side import tombstones
+from stream_merge.tables.side import side_table, tombstones
 from stream_merge.testing import batch, run
 
-SPARKS_ALONE = {"delta.parquet.compression.codec": "zstd"}
+SPARKS_ALONE = {**COPY_ON_WRITE, "delta.randomizeFilePrefixes": "true"}
 QUICK = RetryPolicy(attempts=3, backoff_initial_seconds=0, backoff_max_seconds=0, backoff_jitter_seconds=0)
 
 
@@ -121,19 +120,19 @@ def test_short_decimals_are_keys(spark: SparkSession, tmp_table: str):
 def test_an_unreadable_log_does_not_pass_for_an_empty_one(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
     """A stale upsert would revive a deleted key; under engine="auto" Spark reads the log instead."""
     stream.deliver(delete(1, lsn=9))
-    query = LogHandle.query
+    read = tombstones.rows_with_keys
 
     def unreadable(*_: Any) -> Any:
         msg = "too many open files"
         raise OSError(msg)
 
-    monkeypatch.setattr(LogHandle, "query", unreadable)
+    monkeypatch.setattr(tombstones, "rows_with_keys", unreadable)
     late = batch(stream.spark, stream.schema, upsert(1, "late", lsn=5))
     with pytest.raises(MergeFailedError, match=r"tombstones of .* cannot be read or written"):
         run(stream.sink(), late, 2)
     stream.settings["engine"] = "auto"
     result = run(stream.sink(), late, 2)
-    monkeypatch.setattr(LogHandle, "query", query)
+    monkeypatch.setattr(tombstones, "rows_with_keys", read)
 
     assert (result.engine, ledger(result)) == ("spark", {"received": 1, "stale": 1})
     assert stream.rows("id") == [(2,), (3,)]
@@ -144,8 +143,7 @@ def test_housekeeping_that_fails_does_not_fail_the_batch(stream: ChangeStream, m
         raise OSError
 
     monkeypatch.setattr(tombstones, "TIDY_FILES", 1)
-    monkeypatch.setattr(LogHandle, "replace", broken)
-    monkeypatch.setattr(LogHandle, "pack", broken)
+    monkeypatch.setattr(tombstones, "rewrite", broken)
 
     assert stream.deliver(delete(1, lsn=9)).outcome == "committed"
 
@@ -202,7 +200,9 @@ def test_spark_marks_or_rewrites_as_the_size_of_the_files_suggests(
     assert result.metrics["numTargetDeletionVectorsAdded"] == vectors
 
 
-def test_a_target_that_only_spark_may_write_has_its_deletes_remembered_by_delta_rs(spark: SparkSession, tmp_table: str):
+def test_a_target_that_only_spark_may_write_has_its_deletes_remembered_in_the_driver(
+    spark: SparkSession, tmp_table: str
+):
     """The log is the sink's own table: plain, and read by Spark alone only until it is there."""
     stream = ChangeStream(spark, tmp_table, table_properties=SPARKS_ALONE)
     stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1), delete(9, lsn=5))
@@ -216,7 +216,7 @@ def test_a_target_that_only_spark_may_write_has_its_deletes_remembered_by_delta_
     assert stream.rows("id", "name") == [(2, "newer"), (9, "back")]
     log = Path(TableRef(tmp_table).tombstones) / "_delta_log"
     writers = [commit_info(file)["engineInfo"].split(":")[0] for file in sorted(log.glob("*.json"))]
-    assert [writer.startswith("delta-rs") for writer in writers] == [False, False, True, True]
+    assert [writer.startswith("stream_merge") for writer in writers] == [True, False, True, True]
 
 
 def commit_info(commit: Path) -> dict[str, Any]:
@@ -225,13 +225,13 @@ def commit_info(commit: Path) -> dict[str, Any]:
     return next(action["commitInfo"] for action in actions if "commitInfo" in action)
 
 
-def test_a_log_that_delta_rs_cannot_read_is_left_to_spark(
+def test_tombstones_that_the_driver_cannot_read_are_left_to_spark(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):
     stream = ChangeStream(spark, tmp_table, table_properties=SPARKS_ALONE)
     stream.deliver(upsert(1, "one", lsn=1), delete(9, lsn=5))
-    for broken in ("query", "append"):
-        monkeypatch.setattr(LogHandle, broken, failing)
+    for module, broken in ((tombstones, "rows_with_keys"), (side_table, "append")):
+        monkeypatch.setattr(module, broken, failing)
 
     result = stream.deliver(upsert(9, "late", lsn=4), upsert(2, "two", lsn=1), delete(1, lsn=6))
 

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import ConfigError, MergeFailedError, MergeSink
-from stream_merge.merge import steps
+from stream_merge.merge import commit as committing
 from stream_merge.model.locations import is_on_s3
 from stream_merge.model.results import EventCounts
 from stream_merge.model.table_ref import TableRef
@@ -238,14 +238,14 @@ def test_two_sinks_at_work_under_one_identity_are_refused(
 ):
     """One would skip the other's batches; afterwards the second may go on."""
     at_work, go_on = threading.Event(), threading.Event()
-    merge = steps.merge
+    merge = committing.commit
 
     def waiting(*args: Any) -> Any:
         at_work.set()
         assert go_on.wait(WAIT_SECONDS)
         return merge(*args)
 
-    monkeypatch.setattr(steps, "merge", waiting)
+    monkeypatch.setattr(committing, "commit", waiting)
     first = scenario.sink(tmp_table, app_id="orders")
     second = scenario.sink(spelled(tmp_table), app_id="orders")
     elsewhere = scenario.sink(tmp_table + "2", app_id="orders")

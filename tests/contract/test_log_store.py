@@ -23,8 +23,7 @@ from story import commit_at_once
 from stream_merge.spark import log_store
 from stream_merge.spark.delta import put_commit
 from stream_merge.spark.jvm import java_class
-from stream_merge.spark.log_store import expect_condition
-from stream_merge.spark.s3 import excludes_driver, keeps_one_process_apart_only
+from stream_merge.spark.object_stores import excludes_driver, expect_condition, keeps_one_process_apart_only
 
 SOURCES = ROOT / "deployments" / "log-store" / "src" / "main" / "java"
 

@@ -25,8 +25,7 @@ from pyspark.sql import functions as F
 from since import since
 
 from stream_merge import MergeMetrics, MergeResult, MergeSink
-from stream_merge.metrics.catalogue import CATALOGUE
-from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
+from stream_merge.metrics.catalogue import CATALOGUE, DELTA_MERGE_METRICS
 from stream_merge.metrics.server import serve
 from stream_merge.model.results import CONFLICTS, FATES, OUTCOMES, PHASES, REASONS
 from stream_merge.tables.explain import explain

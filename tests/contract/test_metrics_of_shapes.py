@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from since import since
 
 from stream_merge import MergeMetrics, MergeSink
-from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
+from stream_merge.metrics.catalogue import DELTA_MERGE_METRICS
 from stream_merge.shapes import (
     Clauses,
     InsertOnly,

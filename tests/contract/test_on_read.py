@@ -397,9 +397,12 @@ KEYS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.smoke) if kind == "timestamp" else kind for kind in KEYS]
+    ("kind", "vectors"),
+    [
+        *((kind, {}) for kind in KEYS),
+        *(pytest.param(kind, WITHOUT, marks=pytest.mark.smoke) for kind in ("timestamp", "decimal(20,4)")),
+    ],
 )
-@IN_BOTH_MODES
 def test_keys_of_files_by_spark_and_by_ourselves(
     spark: SparkSession, tmp_table: str, kind: str, vectors: dict[str, str]
 ):

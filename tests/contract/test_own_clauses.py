@@ -32,13 +32,13 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import (
     Clauses,
     InsertOnly,
-    analysed,
+    clause_analysis,
     when_matched,
     when_not_matched,
     when_not_matched_by_source,
 )
+from stream_merge.shapes.clause_builders import Then
 from stream_merge.shapes.matching import Layouts
-from stream_merge.shapes.written import Then
 from stream_merge.spark.versions import from_ddl
 from stream_merge.testing import batch, change_rows, run, target_rows
 
@@ -626,4 +626,4 @@ def test_what_marks_a_delete_has_to_be_asked_for_before_an_event_is_written(
     layout = Layouts(spec).plan(batch(spark, schema), None)
     target = from_ddl("id bigint, v bigint, name string, gone boolean")
 
-    assert analysed.handles_marked_events(spark, clauses, "`$delete`", layout, target) is handles
+    assert clause_analysis.handles_marked_events(spark, clauses, "`$delete`", layout, target) is handles

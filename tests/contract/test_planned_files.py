@@ -15,7 +15,7 @@ from stream_merge import ContractError
 from stream_merge.jobs.files import batches
 from stream_merge.jobs.files.batches import PlannedRead
 from stream_merge.jobs.watch import queries
-from stream_merge.spark.streaming import files_of
+from stream_merge.spark.streaming import planned_files
 from stream_merge.testing import batch
 
 A, B = (f'{{"id": {key}, "name": "{name}"}}' for key, name in ((1, "a"), (2, "b")))
@@ -88,7 +88,9 @@ def test_a_file_that_is_replaced_while_its_batch_is_planned_is_not_passed_over(
     changes = Job(spark, tmp_path)
     for name, line in (("a", A), ("b", B)):
         (changes.source / f"{name}.json").write_text(f"{line}\n")
-    monkeypatch.setattr(batches, "files_of", lambda found: [file for file in files_of(found) if "b.json" not in file])
+    monkeypatch.setattr(
+        batches, "planned_files", lambda found: [file for file in planned_files(found) if "b.json" not in file]
+    )
 
     refused(changes, "disappeared and came back while Spark planned batch 0", schema=SCHEMA, sequence_by=("name",))
     monkeypatch.undo()

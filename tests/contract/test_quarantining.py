@@ -14,9 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.model.names import CORRUPT_COLUMN, ORIGIN_COLUMN, QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.versions import SPARK
 from stream_merge.tables import spark_table
 from stream_merge.tables.log.handle import LogHandle
+from stream_merge.tables.side import side_table
 from stream_merge.testing import batch, run
 
 BROKEN = [(None, 1, "u", "no key"), (None, None, "d", None), upsert(3, "no sequence", lsn=None)]
@@ -56,7 +58,7 @@ def writers(stream: ChangeStream, table: str | None = None) -> list[str]:
         actions = [json.loads(line) for line in commit.read_text().splitlines()]
         if any("add" in action for action in actions):
             info = next(action["commitInfo"] for action in actions if "commitInfo" in action)
-            found.append("Spark" if info["engineInfo"].startswith("Apache-Spark") else "delta-rs")
+            found.append("Spark" if info["engineInfo"].startswith("Apache-Spark") else "driver")
     return found
 
 
@@ -66,12 +68,12 @@ def kept(stream: ChangeStream, batch_id: int) -> list[Any]:
     return sorted((tuple(row) for row in table.collect()), key=repr)
 
 
-def test_what_a_small_batch_refuses_is_appended_by_delta_rs(stream: ChangeStream):
+def test_what_a_small_batch_refuses_is_appended_in_the_driver(stream: ChangeStream):
     """As Spark writes it, and once."""
     twice(stream, broken(stream, upsert(2, "row", lsn=1)), broken(stream))
     twice(stream, broken(stream), engine="spark", first=4)
 
-    assert writers(stream) == ["Spark", "delta-rs", "delta-rs", "Spark"]
+    assert writers(stream) == ["Spark", "driver", "driver", "Spark"]
     assert len(kept(stream, 2)) == len(BROKEN)
     assert kept(stream, 2) == kept(stream, 3) == kept(stream, 4)
     recorded = stream.side_table(QUARANTINE_TABLE_PREFIX).selectExpr("max(recorded_at) - min(recorded_at) AS apart")
@@ -87,22 +89,22 @@ def test_the_first_broken_event_and_the_first_delete_need_no_job_of_spark(spark:
     stream.batch_id = 3
     late = stream.deliver(upsert(1, "late", lsn=1), delete(2, lsn=3))
 
-    assert writers(stream) == ["delta-rs"]
+    assert writers(stream) == ["driver"]
     assert len(kept(stream, 2)) == len(BROKEN)
     assert ledger(late) == {"received": 2, "stale": 1, "deleted": 1}
     for prefix in (QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX):
-        ours = spark_table.find(spark, str(stream.folder / f"{prefix}table"))
+        ours = spark_table.find(spark, TableRef(stream.folder / f"{prefix}table"))
         assert ours is not None
         first = (Path(ours.location.removeprefix("file:")) / "_delta_log" / f"{0:020}.json").read_text()
         assert '"engineInfo": "stream_merge"' in first
         theirs = spark_table.create(
-            spark, str(stream.folder / f"by_spark_{prefix}"), ours.schema.fields, properties=ours.properties
+            spark, TableRef(stream.folder / f"by_spark_{prefix}"), ours.schema.fields, properties=ours.properties
         )
         assert (theirs.schema, theirs.properties) == (ours.schema, ours.properties)
         assert '"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}' in first
 
 
-@pytest.mark.parametrize(("engine", "writer"), [("spark", "Spark"), ("native", "delta-rs")])
+@pytest.mark.parametrize(("engine", "writer"), [("spark", "Spark"), ("driver", "driver")])
 def test_a_reader_never_has_to_hold_more_than_a_hundred_rows(stream: ChangeStream, engine: str, writer: str):
     """Records may have megabytes, and Spark reads a row group, or 4,096 rows of it, at once."""
     twice(stream, broken(stream, *[(None, n, "u", "no key") for n in range(250)]), engine=engine)
@@ -111,7 +113,7 @@ def test_a_reader_never_has_to_hold_more_than_a_hundred_rows(stream: ChangeStrea
     files = [pq.ParquetFile(file).metadata for file in stream.folder.glob(f"{QUARANTINE_TABLE_PREFIX}table/*.parquet")]
     groups = [file.row_group(i) for file in files for i in range(file.num_row_groups)]
     assert sum(group.num_rows for group in groups) == 1 + 250 + len(BROKEN)
-    if writer == "delta-rs" or SPARK >= (4, 1):  # Parquet 1.15 of Spark 4.0 does not know such a limit
+    if writer == "driver" or SPARK >= (4, 1):  # Parquet 1.15 of Spark 4.0 does not know such a limit
         assert max(group.num_rows for group in groups) == 100
     assert {group.column(0).compression for group in groups} == {"SNAPPY"}
 
@@ -132,32 +134,32 @@ def test_text_and_origin_are_kept_as_spark_keeps_them(stream: ChangeStream):
     twice(stream, lines(), carries=carries)
     twice(stream, lines(), carries=carries, engine="spark", first=3)
 
-    assert writers(stream) == ["Spark", "delta-rs", "Spark"]
+    assert writers(stream) == ["Spark", "driver", "Spark"]
     assert len(kept(stream, 2)) == 2
     assert kept(stream, 2) == kept(stream, 3)
 
 
 @pytest.mark.parametrize("landed", [False, True], ids=["before the commit", "after the commit"])
-def test_spark_takes_over_when_delta_rs_fails(
+def test_spark_takes_over_when_the_driver_fails(
     stream: ChangeStream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, landed: bool
 ):
     """The transaction id tells Spark whether there is anything left to write."""
-    append = LogHandle.append
+    append = side_table.append
 
-    def failing(self: LogHandle, *args: Any, **kwargs: Any) -> None:
+    def failing(handle: LogHandle, *args: Any, **kwargs: Any) -> None:
         if landed:
-            append(self, *args, **kwargs)
-        if QUARANTINE_TABLE_PREFIX in self.location:
+            append(handle, *args, **kwargs)
+        if QUARANTINE_TABLE_PREFIX in handle.location:
             msg = "the disk is gone"
             raise OSError(msg)
 
-    monkeypatch.setattr(LogHandle, "append", failing)
+    monkeypatch.setattr(side_table, "append", failing)
 
     result = twice(stream, broken(stream, upsert(2, "row", lsn=1)))
 
     assert ledger(result) == {"received": 4, "quarantined": 3, "inserted": 1}
     assert len(kept(stream, 2)) == len(BROKEN)
-    assert writers(stream) == ["Spark", "delta-rs" if landed else "Spark"]
+    assert writers(stream) == ["Spark", "driver" if landed else "Spark"]
     assert "quarantine_left_to_spark" in caplog.text
 
 

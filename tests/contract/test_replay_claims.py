@@ -20,6 +20,7 @@ from stream_merge import MergeFailedError, MergeSink
 from stream_merge.jobs.files import run
 from stream_merge.jobs.files.replay import Replayed
 from stream_merge.jobs.files.run import replay_quarantine
+from stream_merge.merge import commit as committing
 from stream_merge.merge import steps
 from stream_merge.shapes import Changes, Clauses, when_matched, when_not_matched
 from stream_merge.tables import replay_claims, spark_table
@@ -252,7 +253,7 @@ def test_what_a_replay_has_left_undone_is_done_by_the_next_one(
     job(schema="id bigint, n int, gone boolean", **changes)
 
     def overtaken(*_: Any) -> Any:
-        monkeypatch.setattr(steps, "merge", killed)
+        monkeypatch.setattr(committing, "commit", killed)
         other = MergeSink(target=job.target, keys="id", sequence_by="n", apply_as_deletes="gone", name="other")
         run_batch(other, batch(spark, f"{SCHEMA}, gone boolean", (1, 4_000_000_000, True)), 0)
 

@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 from stream_merge import ConfigError, Maintenance, RetryPolicy
 from stream_merge.cli import app as cli
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.spark import s3 as of_s3
+from stream_merge.spark import object_stores
 from stream_merge.spark.versions import SPARK
 from stream_merge.tables.explain import explain
 from stream_merge.tables.files import folder as folders
@@ -78,7 +78,7 @@ def stream(request: pytest.FixtureRequest, spark: SparkSession, bucket: s3.Bucke
 @pytest.fixture
 def looks_then_puts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the sink sees of a Spark that was given no log store for S3: Delta's own has a lock in the JVM only."""
-    monkeypatch.setattr(of_s3, "log_stores", lambda *_: [])
+    monkeypatch.setattr(object_stores, "log_stores", lambda *_: [])
 
 
 def test_a_stream_is_merged_as_on_a_disk(stream: OnS3) -> None:

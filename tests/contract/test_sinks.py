@@ -258,7 +258,7 @@ def test_a_cancelled_job_is_no_reason_to_quarantine(fleet: Fleet):
         context._jsc.sc().clearJobGroup()
 
     routed = fleet.batch(event("orders", 2))
-    assert sinks._not_set_aside(routed, 1, "orders", raised.value) is raised.value
+    assert sinks._quarantine_failed(routed, 1, "orders", raised.value) is raised.value
     assert not Path(TableRef(fleet.path("orders")).quarantine).exists()
 
 

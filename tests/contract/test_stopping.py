@@ -76,7 +76,7 @@ def test_a_stop_lets_the_running_micro_batch_end_and_the_next_run_does_the_rest(
     def run(*, until_events: int) -> list[MergeResult]:
         def on_result(_: str, result: MergeResult) -> None:
             merged.append(result)
-            if queries.total(merged).inserted >= until_events:
+            if queries.total(one.events for one in merged).inserted >= until_events:
                 stopping.set()
 
         stopping.clear()
@@ -92,7 +92,7 @@ def test_a_stop_lets_the_running_micro_batch_end_and_the_next_run_does_the_rest(
     committed = [r.batch_id for r in merged if r.outcome == "committed"]
     assert committed == list(range(len(committed)))
     assert target_rows(spark, tmp_table, "id") == [(0,), (1,), (2,)]
-    assert queries.total(merged) == EventCounts(received=3, inserted=3)
+    assert queries.total(one.events for one in merged) == EventCounts(received=3, inserted=3)
 
 
 def test_the_error_of_a_sink_comes_out_as_it_was_raised(spark: SparkSession, source: Path, tmp_table: str) -> None:

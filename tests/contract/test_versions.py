@@ -117,7 +117,7 @@ def test_rows_come_to_python_and_go_back_as_they_are(spark: SparkSession, rows: 
     spark.conf.set(zone, "Asia/Kolkata")  # of which nothing must come through
     try:
         table = versions.arrow_table(frame)
-        back = versions.of_arrow(spark, table, frame.schema)
+        back = versions.arrow_frame(spark, table, frame.schema)
         found, wanted = back.orderBy("id").collect(), frame.orderBy("id").collect()
     finally:
         spark.conf.unset(size)

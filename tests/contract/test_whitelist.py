@@ -40,7 +40,7 @@ from stream_merge import MergeMetrics
 from stream_merge.merge.calls import TIMESTAMP_CONF
 from stream_merge.model.names import quote
 from stream_merge.model.results import Mode
-from stream_merge.spark.versions import SPARK, from_ddl, of_arrow
+from stream_merge.spark.versions import SPARK, arrow_frame, from_ddl
 from stream_merge.tables.files.eligibility import PROVEN, Role
 from stream_merge.testing import run
 
@@ -247,7 +247,7 @@ class History:
         types = {**self.types, **more}
         chosen = found.select(list(types))
         plain = chosen.cast(pa.schema([pa.field(f.name, viewless(f.type)) for f in chosen.schema]))
-        return of_arrow(
+        return arrow_frame(
             self.spark, plain, from_ddl(", ".join(f"{quote(name)} {dtype}" for name, dtype in types.items()))
         )
 

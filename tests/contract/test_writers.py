@@ -16,7 +16,7 @@ import scenario
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, ContractError
-from stream_merge.merge import steps
+from stream_merge.merge import commit as committing
 from stream_merge.tables import locks
 from stream_merge.testing import target_rows
 
@@ -107,7 +107,7 @@ def test_a_sink_is_seen_before_it_has_merged_and_by_its_file_alone(
     locks.expect_alone(str(table))
 
     sink = scenario.sink(str(table), app_id="mine")
-    monkeypatch.setattr(steps, "merge", lambda *_: (_ for _ in ()).throw(ContractError("it fails", reasons={})))
+    monkeypatch.setattr(committing, "commit", lambda *_: (_ for _ in ()).throw(ContractError("it fails", reasons={})))
     with pytest.raises(ContractError):
         sink(scenario.events(spark, "(1, 10, 'c', 'one')"), 0)
     with other("stream", table) as later:

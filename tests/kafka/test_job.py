@@ -19,7 +19,7 @@ from stream_merge.jobs.kafka import JobSettings, run
 from stream_merge.jobs.kafka.check import check
 from stream_merge.jobs.kafka.exit_codes import Verdict
 from stream_merge.jobs.kafka.run import JobResult
-from stream_merge.merge import steps
+from stream_merge.merge import commit as committing
 from stream_merge.testing import change_rows, target_rows
 
 FORMAT = {
@@ -455,7 +455,7 @@ def test_a_batch_tried_again_judges_its_events_as_before(shop: Shop, monkeypatch
     bad.append(shop.event("u", 1, PLACEHOLDER, row={"note": PLACEHOLDER}))
     shop.event("u", 1, PLACEHOLDER, row={"note": "a note"})
     with monkeypatch.context() as dying:
-        dying.setattr(steps, "merge", lambda *_: (_ for _ in ()).throw(ConfigError("the process dies here")))
+        dying.setattr(committing, "commit", lambda *_: (_ for _ in ()).throw(ConfigError("the process dies here")))
         failure = shop.failure(value_format=TWO_TEXTS)
     between = [offset for offset, _ in shop.quarantined()]
 

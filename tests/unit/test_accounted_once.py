@@ -12,7 +12,7 @@ from stream_merge.jobs.kafka.history import _step
 from stream_merge.merge.commit_tags import CommitTags
 from stream_merge.model.names import Role
 from stream_merge.model.snapshot import MAINTENANCE_METADATA, CommitRecord
-from stream_merge.spark.identity import Caller
+from stream_merge.spark.streaming import Caller
 
 SECTION = {"topics": {"t": {"id": "1", "partitions": {"0": {"range": [100, 200], "records": {"upsert": 100}}}}}}
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import DoubleType, LongType, StringType, StructField, Str
 
 from stream_merge.model import names
 from stream_merge.shapes.arrow_order import orderable
-from stream_merge.shapes.latest_per_key_arrow import latest
+from stream_merge.shapes.latest_per_key import latest
 
 NAN = math.nan
 SEQUENCE = StructType([StructField("c1", LongType()), StructField("c2", StructType([StructField("x", StringType())]))])
@@ -39,6 +39,17 @@ def order(event: dict[str, Any]) -> tuple[Any, ...]:
     """The greatest wins."""
     sequence = event[names.SEQUENCE_COLUMN]
     return (sequence["c1"], sequence["c2"]["x"], not event[names.DELETE_COLUMN], rank(event["v"]))
+
+
+def test_maps_compare_by_their_entries_in_the_order_of_keys():
+    """As Spark has them apart; of equal ones a tie makes no difference. Slices are the same values."""
+    one, same, other = [("a", 1), ("b", None)], [("b", None), ("a", 1)], [("a", 1), ("b", 2)]
+    maps = pa.array([other, one, same, other, None, []], pa.map_(pa.string(), pa.int64())).slice(1)
+    left, right, greater, null, empty = orderable(maps)
+
+    assert left == right
+    assert null < empty < left < greater
+    assert len({left, right, greater, null, empty}) == 4
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 40, 200])

@@ -29,7 +29,7 @@ from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.plain import PlainJson
 from stream_merge.sources.wire import json_table, many
-from stream_merge.sources.wire.encodings import decimal_of_bytes, decimal_of_text, decode
+from stream_merge.sources.wire.encodings import decimal_from_bytes, decimal_from_text, decode
 from stream_merge.sources.wire.keys import JsonKey
 from stream_merge.sources.wire.strict_json import UndecodableError
 
@@ -166,7 +166,7 @@ def test_a_schema_that_lacks_a_key_stops_no_other_from_being_read_at_once(monkey
 
 @pytest.mark.parametrize("text", ["1_000", "\u0661\u0662", " 12 ", "12\n", "0x1", "1e", ".", ""])
 def test_texts_that_only_python_takes_for_numbers_are_refused(text):
-    assert list(decode(decimal_of_text(10, 2), [text, "+1.5e1"]).errors) == [0]
+    assert list(decode(decimal_from_text(10, 2), [text, "+1.5e1"]).errors) == [0]
 
 
 @pytest.mark.parametrize("fewest", [1, json_table.FEWEST])
@@ -436,7 +436,7 @@ ENDS = [(b"\x80", b"\0"), (b"\x7f", b"\xff"), (b"\xff", b"\xff"), (b"\0", b"\0")
 @pytest.mark.parametrize("most_bytes", [6, 9])
 def test_decimals_of_bytes_are_read_as_one_by_one(most_bytes):
     """Up to six bytes all of them at once, by shifts; a longer one has its batch read otherwise."""
-    encoding = decimal_of_bytes(15, 2, written=2)
+    encoding = decimal_from_bytes(15, 2, written=2)
     assert encoding.many is not None
     rng = random.Random(most_bytes)
     kinds = set()
@@ -455,13 +455,13 @@ def test_decimals_of_bytes_are_read_as_one_by_one(most_bytes):
 
 @pytest.mark.parametrize("text", ["", "AMg", "A===", "=AMg", "AM=g", "AMg=\n", "AM g", "AMg\u00e9", "\u00e9==", "****"])
 def test_decimals_that_are_no_base64_are_left_to_be_read_one_by_one(text):
-    encoding = decimal_of_bytes(14, 2, written=2)
+    encoding = decimal_from_bytes(14, 2, written=2)
     assert encoding.many is not None
     assert encoding.many(pa.array(["AMg=", text, None], pa.string())) is None
 
 
 def test_bits_behind_a_decimals_last_byte_say_nothing():
-    encoding = decimal_of_bytes(14, 2, written=2)
+    encoding = decimal_from_bytes(14, 2, written=2)
     assert encoding.many is not None
     assert encoding.many(pa.array(["AR==", "AMj="], pa.string())).to_pylist() == [Decimal("0.01"), Decimal("2.00")]
     assert decode(encoding, ["AR==", "AMj="]).values.to_pylist() == [Decimal("0.01"), Decimal("2.00")]
@@ -469,7 +469,7 @@ def test_bits_behind_a_decimals_last_byte_say_nothing():
 
 @pytest.mark.parametrize("text", ["0000-01-01", "0000-12-31Z"])
 def test_days_that_python_lacks_are_left_to_be_read_one_by_one(text):
-    assert many.dates_of_text(pa.array(["2026-11-21", text])) is None
+    assert many.dates_from_text(pa.array(["2026-11-21", text])) is None
 
 
 def test_where_a_text_is_broken_is_told_alike_whether_its_schema_block_is_known_or_not():

@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 
 from stream_merge.model.locations import is_on_azure
 from stream_merge.model.table_ref import TableRef
-from stream_merge.spark import azure, object_stores
-from stream_merge.spark.azure import Access, access
+from stream_merge.spark import object_stores
 from stream_merge.spark.downloads import azure_confs, azure_coordinates, for_places
 from stream_merge.spark.hadoop_files import HadoopSettings, NotTranslatedError
+from stream_merge.spark.object_stores import AzureAccess, azure_access
 
 HOST = "orders.dfs.core.windows.net"
 PLACE = f"abfs://lake@{HOST}/t"
@@ -27,10 +27,10 @@ def says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def told(settings: dict[str, str], place: str = PLACE) -> Access:
+def told(settings: dict[str, str], place: str = PLACE) -> AzureAccess:
     """What `fs.azure.…` says of a place."""
     whole = {f"fs.azure.{name}": value for name, value in settings.items()}
-    return access(HadoopSettings(setting=whole.get, secret=whole.get), place)
+    return azure_access(HadoopSettings(setting=whole.get, secret=whole.get), place)
 
 
 def test_a_key_of_the_account_is_told() -> None:
@@ -101,11 +101,11 @@ def test_commits_exclude_each_other_where_spark_speaks_to_the_blob_endpoint(
     named: list[str], client: str, excludes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And has Delta's own log store."""
-    monkeypatch.setattr(azure, "log_stores", lambda *_: named)
-    monkeypatch.setattr(azure, "_client", lambda *_: client)
+    monkeypatch.setattr(object_stores, "log_stores", lambda *_: named)
+    monkeypatch.setattr(object_stores, "_azure_client", lambda *_: client)
 
-    assert azure.excludes_driver(cast(SparkSession, None), PLACE) is excludes
-    assert not azure.excludes_driver(cast(SparkSession, None), "s3a://lake/t")
+    assert object_stores.excludes_driver(cast(SparkSession, None), PLACE, None) is excludes
+    assert not object_stores.excludes_driver(cast(SparkSession, None), "s3a://lake/t", None)
     lost = object_stores.may_lose_commits(cast(SparkSession, None), PLACE, beside_driver=True)
     assert lost is not excludes
     assert not object_stores.may_lose_commits(cast(SparkSession, None), PLACE, beside_driver=False)

@@ -17,7 +17,7 @@ from stream_merge.shapes import (
     when_not_matched,
     when_not_matched_by_source,
 )
-from stream_merge.shapes.written import Then
+from stream_merge.shapes.clause_builders import Then
 
 
 def problems(*clauses: Any) -> tuple[str, ...]:

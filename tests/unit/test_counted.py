@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from stream_merge.cli.screens.explained import show
+from stream_merge.cli.screens.versions import show_explained
 from stream_merge.jobs.kafka.replay import Replayed
 from stream_merge.model.logs import counted
 from stream_merge.tables.explain import Explained
@@ -22,7 +22,7 @@ def test_sentences_of_a_replay_and_of_explain_count_one() -> None:
     explained = Explained(
         version=0, files=1, bytes=0, keys="id", shape=None, driver=None, merges=(), others=1, advice=()
     )
-    show(explained, "t", console=console)
+    show_explained(explained, "t", console=console)
 
     assert (
         Replayed(id="", records=1, changed=1, version=7).said() == "1 of 1 record replayed (1 row changed, version 7)"

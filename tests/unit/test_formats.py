@@ -14,17 +14,17 @@ import pytest
 from pyspark.sql import types as T
 from wire_rows import debezium_json, flattened_json
 
-from stream_merge.sources.databases.postgresql import AmbiguousTypeError, Modes
-from stream_merge.sources.databases.postgresql import connect_schema as postgres_schema
 from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.postgresql import AmbiguousTypeError, Modes
+from stream_merge.sources.postgresql import connect_schema as postgres_schema
 from stream_merge.sources.wire import connect_schema, encodings
 from stream_merge.sources.wire.encodings import Encoding, decode
 from stream_merge.sources.wire.keys import JsonKey, NoKey, TextKey
-from stream_merge.sources.wire.strict_json import MOST_NESTED, UndecodableError, parse, text_of
+from stream_merge.sources.wire.strict_json import MOST_NESTED, UndecodableError, parse, utf8_text
 
 MODES = Modes(
     time_precision="adaptive",
@@ -89,7 +89,7 @@ def test_what_json_can_say_is_read_exactly() -> None:
 
 def test_bytes_that_are_not_utf8_are_refused() -> None:
     with pytest.raises(UndecodableError, match="byte 2 is not UTF-8"):
-        text_of(b"ab\xff")
+        utf8_text(b"ab\xff")
 
 
 # -- PostgreSQL's types --------------------------------------------------------------------------

@@ -17,35 +17,35 @@ def look(*, waits: bool = False, progress: str | None = None, seconds: float = 0
 def test_a_first_trigger_of_half_an_hour_is_a_start() -> None:
     query = _Followed()
     for now in range(0, 1800, 2):
-        query.look(look(), now)
+        query.update(look(), now)
 
-    assert query.said(1800) == "starting"
+    assert query.state(1800) == "starting"
 
 
 def test_a_query_without_events_is_ready() -> None:
     query = _Followed()
-    query.look(look(waits=True), 0)
+    query.update(look(waits=True), 0)
 
-    assert query.said(2) == "ready"
+    assert query.state(2) == "ready"
 
 
 def test_a_trigger_that_is_longer_than_the_newest_ones_explain_is_not_ready() -> None:
     query = _Followed()
-    query.look(look(progress="t1", seconds=200), 0)
-    query.look(look(progress="t1", seconds=200), 590)
+    query.update(look(progress="t1", seconds=200), 0)
+    query.update(look(progress="t1", seconds=200), 590)
 
-    assert query.said(600) == "ready"
-    assert query.said(601) == "in one trigger for 601 s"
-    query.look(look(progress="t2", seconds=1), 700)
-    assert query.said(700) == "ready"
+    assert query.state(600) == "ready"
+    assert query.state(601) == "in one trigger for 601 s"
+    query.update(look(progress="t2", seconds=1), 700)
+    assert query.state(700) == "ready"
 
 
 def test_short_triggers_may_be_followed_by_one_of_five_minutes() -> None:
     query = _Followed()
-    query.look(look(progress="t1", seconds=0.2), 0)
+    query.update(look(progress="t1", seconds=0.2), 0)
 
-    assert query.said(300) == "ready"
-    assert query.said(301) == "in one trigger for 301 s"
+    assert query.state(300) == "ready"
+    assert query.state(301) == "in one trigger for 301 s"
 
 
 class Context:

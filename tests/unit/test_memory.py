@@ -105,7 +105,7 @@ def test_sparks_heap_follows_from_the_limit(
     monkeypatch.setattr(groups, "CGROUPS", tmp_path)
     monkeypatch.setattr(groups, "OWN_GROUP", own)
     monkeypatch.setattr(groups, "_machine", lambda: 64 << 30)
-    monkeypatch.setattr("stream_merge.spark.defaults.spark_defaults", dict)
+    monkeypatch.setattr("stream_merge.spark.confs.spark_defaults", dict)
 
     assert heap({}) == expected
     assert heap({"spark.driver.memory": "5g"}) == "5g"

@@ -21,8 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from stream_merge.errors import ConfigError
 from stream_merge.metrics import instruments
-from stream_merge.metrics.catalogue import CATALOGUE, RECORD_KINDS
-from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
+from stream_merge.metrics.catalogue import CATALOGUE, DELTA_MERGE_METRICS, RECORD_KINDS
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.metrics.server import serve
 from stream_merge.model.results import (
@@ -586,7 +585,7 @@ assert ours() == [], ours()
 with ThreadPoolExecutor(8) as pool:
     made = {id(x) for x in pool.map(lambda _: m.default_metrics(), range(64))}
 assert len(made) == 1, made
-assert len(ours()) == len(m.CATALOGUE)
+assert len(ours()) == len(m.M.CATALOGUE)
 m.MergeMetrics().attempt("q", "t")
 assert REGISTRY.get_sample_value("stream_merge_attempts_total", {"query": "q", "target": "t"}) == 1
 """

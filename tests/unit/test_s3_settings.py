@@ -22,7 +22,7 @@ from stream_merge.spark.log_store import (
     log_store_confs,
     log_store_packages,
 )
-from stream_merge.spark.s3 import Access, NotTranslatedError
+from stream_merge.spark.object_stores import NotTranslatedError, S3Access
 
 LOG_STORE = f"local.stream-merge:stream-merge-log-store:{JAR.parent.name}"
 DEFAULT_PROVIDERS = (
@@ -38,7 +38,7 @@ AS_KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"}
 def options(settings: Mapping[str, str]) -> dict[str, str]:
     """For a bucket `lake` of which Hadoop is told nothing but this."""
     told = {"aws.credentials.provider": DEFAULT_PROVIDERS, "connection.ssl.enabled": "true", **settings}
-    return Access(
+    return S3Access(
         setting=lambda name: told.get(name, ""), secret=lambda name: told.get(name, ""), bucket="lake"
     ).options()
 
@@ -124,7 +124,7 @@ def test_what_delta_rs_cannot_be_told_is_left_to_spark(setting: str, value: str,
 
 
 def test_a_bucket_with_its_secrets_shows_nothing() -> None:
-    access = Access(setting=lambda _: "hunter2", secret=lambda _: "hunter2", bucket="lake")
+    access = S3Access(setting=lambda _: "hunter2", secret=lambda _: "hunter2", bucket="lake")
 
     assert "hunter2" not in repr(access)
 

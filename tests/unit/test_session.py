@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge import session
 from stream_merge.session import SMALL_BATCHES, delta_packages, small_batches
-from stream_merge.spark.defaults import properties, spark_defaults, spark_home
+from stream_merge.spark.confs import properties, spark_defaults, spark_home
 
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from stream_merge.session import delta_packages
 from stream_merge.spark import versions
-from stream_merge.spark.defaults import PACKAGES
+from stream_merge.spark.confs import PACKAGES
 
 ITS_JARS = Path(pyspark.__file__).parent / "jars"
 

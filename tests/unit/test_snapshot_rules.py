@@ -9,7 +9,7 @@ import pytest
 from grouped import sink_with
 
 from stream_merge import ConfigError, MergeSink, MergeSinks
-from stream_merge.shapes import SHAPES, Clauses, Snapshot, known_shapes, of_name
+from stream_merge.shapes import SHAPES, Clauses, Snapshot, from_name, known_shapes
 from stream_merge.shapes.base import Copied
 
 
@@ -26,7 +26,7 @@ def test_a_snapshot_reads_as_it_is_written():
 
 def test_it_is_known_by_its_name():
     assert "snapshot" in known_shapes()
-    assert repr(of_name("snapshot")) == "Snapshot()"
+    assert repr(from_name("snapshot")) == "Snapshot()"
     assert [shape.is_whole for shape in SHAPES] == [False, False, False, True]
     assert Clauses in SHAPES
 

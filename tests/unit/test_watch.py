@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from stream_merge import EventCounts, MergeResult
-from stream_merge.jobs.watch import queries, report, screen
+from stream_merge.jobs.watch import queries, screen
 
 
 def result(batch_id: int = 0, **changes: Any) -> MergeResult:
@@ -89,10 +89,10 @@ def test_names_are_shown_as_they_are(is_terminal: bool) -> None:
 
     with screen.Screen(console, several_streams=True) as shown:
         shown.add(name, result())
-    screen.Teller(console)(name, name)
-    done = report.Merged(name=name, target=name, quarantine=name)
+    screen.print_status(console, name, name)
+    done = screen.Merged(name=name, target=name, quarantine=name)
     done.add(result())
-    report.show([done, done], console, was_stopped=False)
+    screen.show_merged([done, done], console, was_stopped=False)
 
     said = file.getvalue()
     assert r"a[/b][red]\x1b[2J\nc batch 0: 17,150 events" in said or is_terminal
@@ -102,24 +102,26 @@ def test_names_are_shown_as_they_are(is_terminal: bool) -> None:
 
 def test_lost_commits_are_summed_by_class() -> None:
     lost = {"ConcurrentAppendException": 2, "MetadataChangedException": 1}
-    results = [result(conflicts=lost, seconds={"backoff": 1.5}), result(conflicts={}, seconds={})]
+    merged = screen.Merged(name="orders", target="t/orders", quarantine="t/bad")
+    assert merged.conflicts() == "no commit was lost to another writer"
+    merged.add(result(conflicts=lost, seconds={"backoff": 1.5}))
+    merged.add(result(conflicts={}, seconds={}))
 
-    assert screen.conflicts(results) == (
+    assert merged.conflicts() == (
         "3 lost commits (2 ConcurrentAppendException, 1 MetadataChangedException) in 1 micro-batch,"
         " retried after 1.5 s of waiting in all"
     )
-    assert screen.conflicts(results[1:]) == "no commit was lost to another writer"
 
 
-def shown(*merged: report.Merged, width: int = 80) -> str:
+def shown(*merged: screen.Merged, width: int = 80) -> str:
     file = StringIO()
-    report.show(merged, Console(file=file, width=width), was_stopped=False)
+    screen.show_merged(merged, Console(file=file, width=width), was_stopped=False)
     return file.getvalue()
 
 
 def test_a_run_ends_with_what_became_of_every_event() -> None:
     results = [result(0, reasons={"undecodable": 1}), result(1, reasons={"null_key": 1})]
-    orders = report.Merged(name="orders", target="t/orders", quarantine="t/bad")
+    orders = screen.Merged(name="orders", target="t/orders", quarantine="t/bad")
     for one in results:
         orders.add(one)
 
@@ -135,10 +137,10 @@ def test_a_run_ends_with_what_became_of_every_event() -> None:
 
 
 def test_a_run_of_several_queries_ends_with_a_line_for_each_and_their_sum() -> None:
-    orders = report.Merged(name="orders", target="t/orders", quarantine="t/bad")
+    orders = screen.Merged(name="orders", target="t/orders", quarantine="t/bad")
     for one in (result(0, reasons={"null_key": 2}), result(1)):
         orders.add(one)
-    failed = report.Merged(name="[red]", target="t/[red]", quarantine="t/q", has_failed=True)
+    failed = screen.Merged(name="[red]", target="t/[red]", quarantine="t/q", has_failed=True)
 
     assert [line.rstrip() for line in shown(orders, failed).splitlines()] == [
         "",

@@ -12,45 +12,21 @@ from typing import Annotated
 import typer
 from pyspark.sql import SparkSession
 
-from stream_merge.cli.commands.shared import (
-    CONFIGURATION,
-    OUT,
-    Confs,
-    Debug,
-    Jars,
-    complain,
-    confs,
-    errors_as_sentences,
-    log_as_json,
-    log_to_screen,
-    metrics_server,
-    session_confs,
-    session_starter,
-)
+from stream_merge.cli.commands import shared
 from stream_merge.cli.screens import versions
 from stream_merge.errors import ConfigError, located
-from stream_merge.jobs.kafka import jars, quarantined
+from stream_merge.jobs.kafka import control, jars, quarantined
 from stream_merge.jobs.kafka import run as run_job
-from stream_merge.jobs.kafka.check import check as look
+from stream_merge.jobs.kafka.check import check as check_job
 from stream_merge.jobs.kafka.check import refuse_places
-from stream_merge.jobs.kafka.control import (
-    answer_replay,
-    ask_for_replay,
-    expect_askable,
-    held,
-    replay_answer,
-    replay_is_asked,
-    request_stop,
-    taken,
-)
 from stream_merge.jobs.kafka.exit_codes import Verdict, worst_of
 from stream_merge.jobs.kafka.history import trail
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.run import JobResult
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings, load
 from stream_merge.jobs.spelling import as_settings
-from stream_merge.jobs.watch import queries, report, screen
-from stream_merge.jobs.watch.text import escape
+from stream_merge.jobs.watch import queries, screen
+from stream_merge.jobs.watch.screen import escape
 from stream_merge.metrics.push import push
 from stream_merge.metrics.server import MetricsServer
 from stream_merge.model.logs import counted, tell
@@ -79,68 +55,60 @@ def run(
     job: JobFile,
     *,
     once: Annotated[bool, typer.Option("--once", help="Merge everything that is available, then exit.")] = False,
-    jars_in: Jars = None,
-    conf: Confs = None,
-    debug: Debug = False,
+    jars_in: shared.Jars = None,
+    conf: shared.Confs = None,
+    debug: shared.Debug = False,
 ) -> None:
     """Run the queries of a job file until Ctrl-C, SIGTERM or 'stream-merge stop'.
 
     Exit codes: 0 stopped or done; 2 fix the job file or the environment; 3 fix the data; 4 run it again.
     """
-    log_to_screen(logging.WARNING)
-    with errors_as_sentences(debug=debug):
+    shared.log_to_screen(logging.WARNING)
+    with shared.errors_as_sentences(debug=debug):
         settings = load(job)
         if settings.logs == "json":
-            log_as_json()
+            shared.log_as_json()
         refuse_places(settings)
-        result = JobResult(failures=taken(settings.queries))
+        result = JobResult(failures=control.taken(settings.queries))
         if len(result.failures) < len(settings.queries):
-            own = confs(conf or [])
+            own = shared.confs(conf or [])
             if not is_submitted():
                 own = for_places(jars.conf(jars_in, own), _places(settings.queries))
             with (
-                metrics_server(
+                shared.metrics_server(
                     settings.metrics.port,
                     settings.metrics.host,
                     settings.metrics.access(),
                     is_wish="port" not in settings.metrics.model_fields_set,
                 ) as server,
-                session_starter(f"stream-merge {job.stem}", own) as start,
+                shared.session_starter(f"stream-merge {job.stem}", own) as start,
             ):
                 result = _run(settings, start, server, once=once)
             if once and settings.metrics.pushgateway is not None:
                 push(settings.metrics.pushgateway, [query.name for query in settings.queries])
     for name, error in result.failures.items():
         named = f"query {name!r}"
-        complain(
-            error,
-            about=None if named in str(error) else named,
-            debug=debug,
-            spell=partial(as_settings, name),
-        )
+        about = None if named in str(error) else named
+        shared.complain(error, about=about, debug=debug, spell=partial(as_settings, name))
     if result.verdict.value:
         raise typer.Exit(result.verdict.value)
 
 
 def _run(settings: JobSettings, start: Callable[[], SparkSession], server: MetricsServer, *, once: bool) -> JobResult:
     tell(log.info, "job_started", queries=[query.name for query in settings.queries], metrics=server.url)
-    say = screen.Teller(OUT)
+    status = partial(screen.print_status, shared.OUT)
     for query in settings.queries:
-        say(query.name, f"{', '.join(query.topic)} into {query.target}")
-    say("metrics", server.url)
-    say("Spark", "starting")
+        status(query.name, f"{', '.join(query.topic)} into {query.target}")
+    status("metrics", server.url)
+    status("Spark", "starting")
     session = start()
     merged = {
-        query.name: report.Merged(
-            name=query.name,
-            target=query.target,
-            quarantine=query.target.quarantine,
-        )
+        query.name: screen.Merged(name=query.name, target=query.target, quarantine=query.target.quarantine)
         for query in settings.queries
     }
     with (
-        queries.stop_on_signal(lambda text: say("stop", text)) as stopping,
-        screen.Screen(OUT, several_streams=len(settings.queries) > 1) as shown,
+        queries.stop_on_signal(partial(status, "stop")) as stopping,
+        screen.Screen(shared.OUT, several_streams=len(settings.queries) > 1) as shown,
     ):
 
         def arrived(name: str, batch: MergeResult) -> None:
@@ -158,35 +126,37 @@ def _run(settings: JobSettings, start: Callable[[], SparkSession], server: Metri
         )
     for name in result.failures:
         merged[name].has_failed = True
-    report.show(list(merged.values()), OUT, was_stopped=stopping.is_set() or not once)
+    screen.show_merged(list(merged.values()), shared.OUT, was_stopped=stopping.is_set() or not once)
     return result
 
 
 @app.command()
-def check(job: JobFile, *, jars_in: Jars = None) -> None:
+def check(job: JobFile, *, jars_in: shared.Jars = None) -> None:
     """Check settings, broker, topics, tables, checkpoints, folders, the metrics port and the newest records.
 
     Reports every problem at once and leaves nothing behind. With --jars it checks that the folder has the jars that
     'run' needs. Needs no Java. Exit codes: 0 no problem; 2 problems.
     """
-    with errors_as_sentences():
-        findings = list(look(load(job), jars_in=jars_in))
+    with shared.errors_as_sentences():
+        findings = list(check_job(load(job), jars_in=jars_in))
     for finding in findings:
         mark = "[red]problem[/]" if finding.is_problem else "ok"
         where = "job" if finding.query is None else finding.query
-        OUT.print(
+        shared.OUT.print(
             f"{mark:<7} {escape(where)}, {finding.about}: {escape(finding.said)}", highlight=False, soft_wrap=True
         )
     if any(finding.is_problem for finding in findings):
-        raise typer.Exit(CONFIGURATION)
+        raise typer.Exit(shared.CONFIGURATION)
 
 
 @quarantine.command(name="list")
 def list_quarantined(job: JobOrTable) -> None:
     """Count quarantined events by reason, topic (or file) and partition. Needs no Java."""
-    with errors_as_sentences():
-        for query in _tables_of(job, None):
-            quarantined.show_summary(query, quarantined.summary(query), quarantined.replayable(query), console=OUT)
+    with shared.errors_as_sentences():
+        for query in _quarantines(job, None):
+            quarantined.show_summary(
+                query, quarantined.summary(query), quarantined.replayable(query), console=shared.OUT
+            )
 
 
 @quarantine.command()
@@ -201,9 +171,9 @@ def show(
     ] = 10,
 ) -> None:
     """Show quarantined events with their bytes and reasons. Needs no Java."""
-    with errors_as_sentences():
-        (one, *_) = _tables_of(job, query)
-        quarantined.show_events(quarantined.events(one, reason=reason, offset=offset, most=last), console=OUT)
+    with shared.errors_as_sentences():
+        (one, *_) = _quarantines(job, query)
+        quarantined.show_events(quarantined.events(one, reason=reason, offset=offset, most=last), console=shared.OUT)
 
 
 @quarantine.command(name="replay")
@@ -226,75 +196,74 @@ def replay_quarantined(
         bool,
         typer.Option("--alone", help="No other process runs the query. Required with checkpoints on object stores."),
     ] = False,
-    jars_in: Jars = None,
-    conf: Confs = None,
-    debug: Debug = False,
+    jars_in: shared.Jars = None,
+    conf: shared.Confs = None,
+    debug: shared.Debug = False,
 ) -> None:
     """Decode and merge quarantined records again with the current job file, and mark those that succeed.
 
     A running job does this between two micro-batches; otherwise this command starts Spark. Events older than the stored
     row change nothing. Exit codes are those of 'run'.
     """
-    log_to_screen(logging.WARNING)
+    shared.log_to_screen(logging.WARNING)
     failed: set[Verdict] = set()
-    with errors_as_sentences(debug=debug):
+    with shared.errors_as_sentences(debug=debug):
         chosen = _chosen(load(job), query)
         if not alone:
-            expect_askable(chosen)
-        own = session_confs(conf, jars_in, _places(chosen))
-        with session_starter(f"stream-merge replay {job.stem}", own) as start:
+            control.expect_askable(chosen)
+        own = shared.session_confs(conf, jars_in, _places(chosen))
+        with shared.session_starter(f"stream-merge replay {job.stem}", own) as start:
             for one in chosen:
                 request = Request(reason=reason, partition=partition, offset=offset, force=force, settings=one.digest())
                 answer = _replayed(one, request, start)
                 if answer.error is not None:
-                    failed.add(Verdict(answer.exit_code or CONFIGURATION))
-                said = located(one.name, as_settings(one.name, answer.said()))
-                OUT.print(escape(said), highlight=False, soft_wrap=True)
+                    failed.add(Verdict(answer.exit_code or shared.CONFIGURATION))
+                line = located(one.name, as_settings(one.name, answer.said()))
+                shared.OUT.print(escape(line), highlight=False, soft_wrap=True)
     if failed:
         raise typer.Exit(worst_of(failed).value)
 
 
 def _places(chosen: Sequence[QuerySettings]) -> list[str]:
-    """Where a session has to reach."""
     return [place for query in chosen for place in (query.target, query.checkpoint)]
 
 
 def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkSession]) -> Replayed:
-    """By the job that runs the query, however long its batch takes; where none does, or it ends before, by this one."""
+    """Replay by the running job, however long its batch takes; without one, or after its end, by this process."""
     tables = (query.target, query.target.quarantine)
     if not any(map(_may_exist, tables)):  # no folders for locks where nothing has run
         return Replayed(id=request.id)
     is_asked = False
     while True:
-        with held(query) as is_ours:
+        with control.held(query) as is_ours:
             if is_ours:
                 location = None if query.target.path is not None else spark_table.location(start(), query.target)
                 with locks.only_writer(query.target, f"quarantine replay of query {query.name!r}", location):
-                    answer = replay_answer(query, request) or replay(start(), query, request)
+                    answer = control.replay_answer(query, request) or replay(start(), query, request)
                 if is_asked:
-                    answer_replay(query, answer)
+                    control.answer_replay(query, answer)
                 return answer
         if not is_asked:
-            OUT.print(
+            shared.OUT.print(
                 f"{escape(query.name)}: asking the running job to replay between two micro-batches", highlight=False
             )
             is_asked = True
-            ask_for_replay(query, request)
-        is_waiting = replay_is_asked(query, request)
-        found = replay_answer(query, request)
-        if found is not None:
-            return found
-        if not is_waiting:  # another command's request took its place, or its answer
-            ask_for_replay(query, request)
+            control.ask_for_replay(query, request)
+        is_waiting = control.replay_is_asked(query, request)
+        reply = control.replay_answer(query, request)
+        if reply is not None:
+            return reply
+        if not is_waiting:  # another command replaced the request or took its answer
+            control.ask_for_replay(query, request)
         time.sleep(_POLL_SECONDS)
 
 
 def _may_exist(table: TableRef) -> bool:
-    """Whether a table is there, unless only Spark or a store can tell."""
+    """Whether a table exists, or only Spark or a store knows."""
     return table.local is None or table.local.exists()
 
 
-def _tables_of(job_or_table: str, name: str | None) -> Sequence[quarantined.Table]:
+def _quarantines(job_or_table: str, name: str | None) -> Sequence[quarantined.Table]:
     file = Path(job_or_table)
     if file.is_file() or file.suffix in (".yaml", ".yml"):
         return _chosen(load(file), name)
@@ -316,17 +285,17 @@ def history(
     query: Annotated[str | None, typer.Option(help="Name of a query; by default all of them.")] = None,
 ) -> None:
     """Show which offsets each table version contains; the last line is planned, not committed. Needs no Java."""
-    with errors_as_sentences():
+    with shared.errors_as_sentences():
         for one in _chosen(load(job), query):
-            versions.show(trail(one), one, console=OUT)
+            versions.show_history(trail(one), one, console=shared.OUT)
 
 
 @app.command()
 def stop(job: JobFile) -> None:
     """Stop a running job after its current micro-batches, through files next to its checkpoints on a local disk."""
-    with errors_as_sentences():
-        for name, path in request_stop(load(job)):
-            OUT.print(f"asked {escape(name)} to stop ({escape(str(path))})", highlight=False)
+    with shared.errors_as_sentences():
+        for name, path in control.request_stop(load(job)):
+            shared.OUT.print(f"asked {escape(name)} to stop ({escape(str(path))})", highlight=False)
 
 
 @app.command(name="jars")
@@ -341,18 +310,18 @@ def fetch_jars(
         bool,
         typer.Option("--azure", help="Also download Spark's file system for Azure."),
     ] = False,
-    conf: Confs = None,
-    debug: Debug = False,
+    conf: shared.Confs = None,
+    debug: shared.Debug = False,
 ) -> None:
     """Download the jars that jobs need: Delta and Spark's Kafka connector.
 
     For machines without network ('run --jars DIR') and for clusters ('spark-submit.sh'); elsewhere Spark downloads them
     when 'run' starts. Needs Java.
     """
-    with errors_as_sentences(debug=debug):
-        wanted = jars.conf_to_fetch(confs(conf or []))
+    with shared.errors_as_sentences(debug=debug):
+        wanted = jars.conf_to_fetch(shared.confs(conf or []))
         for is_wanted, stores_confs in ((s3, s3_confs), (azure, azure_confs)):
             wanted = stores_confs(wanted) if is_wanted else wanted
-        with session_starter("stream-merge jars", wanted) as start:
+        with shared.session_starter("stream-merge jars", wanted) as start:
             copies = jars.fetch(start(), folder)
-        OUT.print(f"{counted(len(copies), 'jar')} in {escape(str(folder))}", highlight=False, soft_wrap=True)
+        shared.OUT.print(f"{counted(len(copies), 'jar')} in {escape(str(folder))}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What all commands share: the screen, errors as sentences and exit codes, Spark and /metrics for their time."""
+"""Shared by commands: consoles, options, errors as exit codes, Spark and /metrics for their time."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from stream_merge.errors import (
 )
 from stream_merge.jobs.kafka import jars
 from stream_merge.jobs.watch.queries import QueryFailedError, end_on_sigterm, innermost_message
-from stream_merge.jobs.watch.text import escape
+from stream_merge.jobs.watch.screen import escape
 from stream_merge.metrics.server import Access, MetricsServer, serve
 from stream_merge.model.logs import JsonFormatter, tell
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
-from stream_merge.spark.defaults import in_effect
+from stream_merge.spark.confs import in_effect
 from stream_merge.spark.downloads import for_places
 from stream_merge.spark.errors import is_of_cluster
 from stream_merge.spark.versions import error_loggers
@@ -61,7 +61,7 @@ EXIT_CODES: dict[type[Exception], int] = {
 }
 
 OUT = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
-"""As wide as the terminal; elsewhere as wide as a table may need."""
+"""As wide as the terminal, else wide enough for tables."""
 ERR = Console(stderr=True)
 MetricsPort = Annotated[
     int,
@@ -86,7 +86,7 @@ Jars = Annotated[
 
 
 def names(option: str, text: str) -> tuple[str, ...]:
-    """Column names with commas between; a name that holds a comma is put in double quotes."""
+    """Column names separated by commas; one with a comma is in double quotes."""
     try:
         (row,) = csv.reader([text], skipinitialspace=True, strict=True)
     except (csv.Error, ValueError) as err:
@@ -107,10 +107,7 @@ def confs(pairs: list[str]) -> dict[str, str]:
 
 
 def session_confs(pairs: list[str] | None, jars_in: str | None, places: Iterable[str]) -> dict[str, str]:
-    """Spark confs from `KEY=VALUE`, and those for the jars of a folder and for the stores that these places are in.
-
-    Under spark-submit the user's alone: it has brought all jars.
-    """
+    """Spark confs from `KEY=VALUE`, and, unless under spark-submit, those for jars and the stores of these places."""
     own = confs(pairs or [])
     if is_submitted():
         return own
@@ -131,17 +128,14 @@ def properties(option: str, pairs: list[str]) -> dict[str, str]:
 
 @contextmanager
 def session_starter(app_name: str, more: dict[str, str]) -> Iterator[Callable[[], SparkSession]]:
-    """Something that starts a quiet local Spark; what it writes beside the tables goes with the command.
-
-    Under spark-submit it gives the session of the application there.
-    """
+    """A function that starts a quiet local Spark with a temporary warehouse; under spark-submit its session."""
     if is_submitted():
         yield lambda: submitted_session(more)
         return
     with tempfile.TemporaryDirectory(prefix="stream-merge-", ignore_cleanup_errors=True) as scratch:
-        quiet = {"spark.log.level": "OFF"}  # Spark would write a stack trace for each error that is one sentence here
-        if in_effect("spark.sql.catalogImplementation", more) != "hive":  # whose tables lie there
-            quiet["spark.sql.warehouse.dir"] = scratch  # Spark would make it in the working folder
+        quiet = {"spark.log.level": "OFF"}  # else a stack trace for each error
+        if in_effect("spark.sql.catalogImplementation", more) != "hive":  # which has tables there
+            quiet["spark.sql.warehouse.dir"] = scratch  # by default in the working folder
 
         def start() -> SparkSession:
             with end_on_sigterm():
@@ -151,7 +145,7 @@ def session_starter(app_name: str, more: dict[str, str]) -> Iterator[Callable[[]
 
 
 def is_default(context: typer.Context, option: str) -> bool:
-    """Whether nobody has given an option."""
+    """Whether an option was not given."""
     source = context.get_parameter_source(option)
     return source is not None and source.name == "DEFAULT"
 
@@ -160,7 +154,7 @@ def is_default(context: typer.Context, option: str) -> bool:
 def metrics_server(
     port: int, host: str = "127.0.0.1", access: Access | None = None, *, is_wish: bool
 ) -> Iterator[MetricsServer]:
-    """`/metrics` and probes for as long as a command runs; the default port is a wish, a given one is an order."""
+    """`/metrics` and probes while a command runs; `is_wish`: another port will do."""
     try:
         server = serve(port, host, access=access)
     except ConfigError:
@@ -174,11 +168,9 @@ def metrics_server(
 
 @contextmanager
 def errors_as_sentences(*, debug: bool = False, spell: Callable[[str], str] = str) -> Iterator[None]:
-    """Turn every error that a person can act on into one sentence and an exit code.
+    """Print expected errors as one sentence, with `debug` also the trace, and exit with their code.
 
-    Args:
-        debug: show all of it behind the sentence.
-        spell: names options or settings where a sentence of the sink names Python arguments.
+    `spell` replaces Python arguments in the sentence by options or settings.
     """
     try:
         yield
@@ -186,9 +178,9 @@ def errors_as_sentences(*, debug: bool = False, spell: Callable[[str], str] = st
         complain(err, debug=debug, spell=spell)
         raise typer.Exit(_exit_code(err)) from err
     except (PySparkException, Py4JError) as err:
-        from_outside = environment.said(err)
-        complain(err, from_outside or f"Spark failed: {innermost_message(str(err))}", debug=debug)
-        raise typer.Exit(FAILED if from_outside is None else CONFIGURATION) from err
+        problem = environment.said(err)
+        complain(err, problem or f"Spark failed: {innermost_message(str(err))}", debug=debug)
+        raise typer.Exit(FAILED if problem is None else CONFIGURATION) from err
     except OSError as err:
         if err.errno not in environment.REFUSALS:
             raise
@@ -207,17 +199,9 @@ def complain(
     debug: bool = False,
     spell: Callable[[str], str] = str,
 ) -> None:
-    """Print what went wrong.
-
-    Args:
-        error: what was raised.
-        sentence: what it means; None: what it says.
-        about: what it concerns; shown behind the code.
-        debug: show all of it, with where it was raised and what Spark said.
-        spell: names options or settings where a sentence of the sink names Python arguments.
-    """
-    said = (sentence,) if sentence else error.problems if isinstance(error, ConfigError) else (str(error),)
-    lines = [located(about, line) if about else line for line in map(spell, said)]
+    """Print an error, or a sentence in its place, about a subject; see `errors_as_sentences`."""
+    problems = (sentence,) if sentence else error.problems if isinstance(error, ConfigError) else (str(error),)
+    lines = [located(about, line) if about else line for line in map(spell, problems)]
     if ERR.quiet:
         tell(log.error, "command_failed", exc_info=error, reason="; ".join(lines))
         return
@@ -228,29 +212,29 @@ def complain(
 
 
 def _exit_code(error: Exception) -> int:
-    is_said = environment.said(error) is not None
-    if not is_said and (environment.away(error) is not None or is_of_cluster(error)):
+    has_problem = environment.said(error) is not None
+    if not has_problem and (environment.away(error) is not None or is_of_cluster(error)):
         return AGAIN
-    if is_said and not isinstance(error, CommitStateUnknownError):
+    if has_problem and not isinstance(error, CommitStateUnknownError):
         return CONFIGURATION
     return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 
 
 class _ScreenHandler(logging.Handler):
-    """Prints through the console that draws the running table, above it; where stderr is a file, to that."""
+    """Prints above the running table; where stderr is a file, to that."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a line."""
         console = OUT if OUT.is_terminal and ERR.is_terminal else ERR
         try:
-            # A text, not markup=False: that would hold for the table below, too, which is drawn in the same breath.
+            # A text, not markup=False, which would also apply to the table below.
             console.print(Text(self.format(record)), highlight=False, soft_wrap=True)
         except Exception:
             self.handleError(record)
 
 
 def log_to_screen(level: int) -> None:
-    """Show what the sink logs from a level on, except what ends in a sentence anyway."""
+    """Show the sink's log from a level on, without failures, which are printed anyway."""
     handler = _ScreenHandler()
     handler.setLevel(level)
     handler.addFilter(lambda record: getattr(record, "event", None) != "micro_batch_failed")
@@ -261,7 +245,7 @@ def log_to_screen(level: int) -> None:
 
 
 def log_as_json() -> None:
-    """Write the log as lines of JSON to stderr, and nothing else to either stream."""
+    """Write the log as lines of JSON to stderr, and no other output."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.getLogger().handlers = [handler]

@@ -1,36 +1,18 @@
-"""`demo`, `files`, `explain` and `maintain`: commands about a table and what is merged into it."""
+"""`demo`, `files`, `explain` and `maintain`: commands about a table."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from stream_merge.cli.commands.shared import (
-    FAILED,
-    METRICS_PORT,
-    OUT,
-    Confs,
-    Debug,
-    Jars,
-    MetricsPort,
-    errors_as_sentences,
-    is_default,
-    log_as_json,
-    log_to_screen,
-    metrics_server,
-    names,
-    properties,
-    session_confs,
-    session_starter,
-)
-from stream_merge.cli.screens.explained import show as show_explained
+from stream_merge.cli.commands import shared
+from stream_merge.cli.screens.versions import show_explained
 from stream_merge.demo.run import DemoSettings
 from stream_merge.demo.run import run as run_demo
 from stream_merge.errors import ConfigError
@@ -43,12 +25,12 @@ from stream_merge.metrics.push import expect_gateway, push
 from stream_merge.metrics.server import Access
 from stream_merge.model.locations import hadoop_uri
 from stream_merge.model.logs import counted
-from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import MaintenanceRun
+from stream_merge.model.settings import Maintenance
 from stream_merge.model.table_ref import TableRef
-from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
-from stream_merge.shapes.written import plain_name
-from stream_merge.sources.files.reader import Folder
+from stream_merge.shapes import Changes, Shape, Snapshot, from_name, known_shapes
+from stream_merge.shapes.clause_builders import plain_name
+from stream_merge.sources.files import reader
 from stream_merge.tables.explain import explain as explain_table
 from stream_merge.tables.maintenance import maintain as maintain_table
 
@@ -59,61 +41,37 @@ _ASSIGNMENT = re.compile(r"\s*(?P<column>`(?:[^`]|``)+`|[^=`]*[^=`\s])\s*=\s*(?P
 
 _DEMO = DemoSettings()
 _SHORT_LIVED = {
-    # Optimising code that runs for a minute took a third of all CPU time (measured on 2 cores). Without the second
-    # compiler, Java 17 keeps only 48 MB for compiled code, which is too little for Spark.
+    # In a run of a minute the second compiler took a third of all CPU time (2 cores). Without it, Java 17 reserves only
+    # 48 MB for compiled code, too little for Spark.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 }
 
 
-class Evolution(StrEnum):
-    """Values of `--schema-evolution`."""
-
-    TRUE = "true"
-    WIDEN = "widen"
-
-
 class _MayStandAlone(TyperCommand):
-    """Lets `--schema-evolution` stand without a value, as `true`, which Typer has no option for."""
+    """Reads `--schema-evolution` without a value as `true`, for which Typer has no option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        option, values = "--schema-evolution", [str(value) for value in Evolution]
-        following = [*args[1:], ""]
+        option = "--schema-evolution"
         given = [
-            f"{option}={Evolution.TRUE}" if arg == option and after not in values else arg
-            for arg, after in zip(args, following, strict=True)
+            f"{option}=true" if arg == option and after not in ("true", "widen") else arg
+            for arg, after in zip(args, [*args[1:], ""], strict=True)
         ]
         return super().parse_args(ctx, given)
 
 
-class Format(StrEnum):
-    """File formats of `files`."""
-
-    JSON = "json"
-    CSV = "csv"
-    PARQUET = "parquet"
-
-
 def _shape(name: str) -> str:
-    """The name of a shape, if it is one."""
     if name not in known_shapes():
         msg = f"{name!r} is not one of {', '.join(known_shapes())}"
         raise typer.BadParameter(msg)
     return name
 
 
-def _meaning(context: typer.Context, shape: str, clauses: Path | None, of_snapshots: Mapping[str, Any]) -> Shape:
-    """What the files mean for the table, by one of the two options that say it.
-
-    Args:
-        context: what was given.
-        shape: by its name.
-        clauses: in its place.
-        of_snapshots: arguments of a snapshot; None: as usual.
-    """
-    given = {name: value for name, value in of_snapshots.items() if value is not None}
+def _meaning(context: typer.Context, shape: str, clauses: Path | None, arguments: Mapping[str, Any]) -> Shape:
+    """The shape from `--shape` or `--clauses`, with arguments of a snapshot; None: default."""
+    given = {name: value for name, value in arguments.items() if value is not None}
     named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
     if clauses is not None:
-        if not is_default(context, "shape"):
+        if not shared.is_default(context, "shape"):
             msg = "[CONFLICTING_SETTINGS] --shape and --clauses exclude each other; remove one of them"
             raise ConfigError(msg)
         if given:
@@ -125,11 +83,10 @@ def _meaning(context: typer.Context, shape: str, clauses: Path | None, of_snapsh
     if given:
         msg = f"[CONFLICTING_SETTINGS] --shape {shape} excludes {named}; set --shape {Snapshot.name}, or remove {named}"
         raise ConfigError(msg)
-    return of_name(shape)
+    return from_name(shape)
 
 
 def _snapshot(given: Mapping[str, Any]) -> Snapshot:
-    """As its options say it."""
     if given.get("delete_missing") is False and "max_delete_share" in given:
         msg = (
             "[CONFLICTING_SETTINGS] --no-delete-missing keeps missing rows, so --max-delete-share has no effect; remove"
@@ -142,18 +99,18 @@ def _snapshot(given: Mapping[str, Any]) -> Snapshot:
 
 def _assignments(option: str, pairs: Sequence[str]) -> dict[str, str]:
     """Values from `COLUMN=SQL`, each column once."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
         parts = _ASSIGNMENT.fullmatch(pair)
         if parts is None:
             msg = f"[INVALID_SETTING] {option} {pair!r} sets no column; write {option} deleted_at=current_timestamp()"
             raise ConfigError(msg)
         name = plain_name(parts["column"])
-        if name in found:
+        if name in values:
             msg = f"[INVALID_SETTING] {option} sets {name!r} twice; remove one of the two"
             raise ConfigError(msg)
-        found[name] = parts["value"]
-    return found
+        values[name] = parts["value"]
+    return values
 
 
 @app.command()
@@ -171,7 +128,7 @@ def demo(
         Path | None,
         typer.Option(metavar="DIR", help="Keep table and checkpoint in this folder; the next run continues there."),
     ] = _DEMO.keep,
-    metrics_port: MetricsPort = METRICS_PORT,
+    metrics_port: shared.MetricsPort = shared.METRICS_PORT,
     hold: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Keep table and /metrics up after the end.")
     ] = _DEMO.hold_seconds,
@@ -180,7 +137,7 @@ def demo(
 
     Needs only Java. The stream has late, duplicate, out-of-order and broken events.
     """
-    log_to_screen(logging.CRITICAL)
+    shared.log_to_screen(logging.CRITICAL)
     settings = DemoSettings(
         seed=seed,
         events=events,
@@ -191,13 +148,13 @@ def demo(
         hold_seconds=hold,
     )
     with (
-        errors_as_sentences(),
-        metrics_server(metrics_port, is_wish=is_default(context, "metrics_port")) as server,
-        session_starter("stream-merge demo", _SHORT_LIVED) as start,
+        shared.errors_as_sentences(),
+        shared.metrics_server(metrics_port, is_wish=shared.is_default(context, "metrics_port")) as server,
+        shared.session_starter("stream-merge demo", _SHORT_LIVED) as start,
     ):
-        as_expected = run_demo(settings, console=OUT, start_session=start, metrics_url=server.url)
+        as_expected = run_demo(settings, console=shared.OUT, start_session=start, metrics_url=server.url)
     if not as_expected:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(shared.FAILED)
 
 
 @app.command(cls=_MayStandAlone)
@@ -210,7 +167,7 @@ def files(
             metavar="DIR", help="Folder of change files, read at any depth; with --shape snapshot one full copy."
         ),
     ],
-    format: Annotated[Format, typer.Option(help="json: one object per line; csv: RFC 4180.")],
+    format: Annotated[reader.Format, typer.Option(help="json: one object per line; csv: RFC 4180.")],
     keys: Annotated[str, typer.Option(metavar="COLUMNS", help="Columns that identify a row, separated by commas.")],
     target: Annotated[
         TableRef,
@@ -274,7 +231,7 @@ def files(
         typer.Option(metavar="DDL", help="Types, such as 'id BIGINT, at TIMESTAMP'; else inferred once, then kept."),
     ] = None,
     schema_evolution: Annotated[
-        Evolution | None,
+        Literal["true", "widen"] | None,
         typer.Option(
             metavar="[widen]", help="Add columns to the target that it lacks; with widen also make types wider."
         ),
@@ -327,7 +284,7 @@ def files(
             help="Stop if more of the records of a batch of 1,000 or more are undecodable.",
         ),
     ] = 0.5,
-    metrics_port: MetricsPort = METRICS_PORT,
+    metrics_port: shared.MetricsPort = shared.METRICS_PORT,
     metrics_host: Annotated[
         str, typer.Option(metavar="HOST", help="Serve /metrics on this address; 0.0.0.0 is every one of the machine.")
     ] = "127.0.0.1",
@@ -343,25 +300,25 @@ def files(
     logs: Annotated[
         Literal["text", "json"], typer.Option(help="Lines of JSON replace all other output, on stderr.")
     ] = "text",
-    jars_in: Jars = None,
-    conf: Confs = None,
-    debug: Debug = False,
+    jars_in: shared.Jars = None,
+    conf: shared.Confs = None,
+    debug: shared.Debug = False,
 ) -> None:
     """Merge a folder of change files into a Delta table, until it is stopped or --once.
 
     Unreadable lines go to the quarantine table. Move files into the folder with a rename: each file is read once.
     Exit codes: 0 stopped or done; 1 Spark failed; 2 fix an option or the environment; 3 fix the data; 4 run it again.
     """
-    log_to_screen(logging.WARNING)
+    shared.log_to_screen(logging.WARNING)
     if logs == "json":
-        log_as_json()
-    with errors_as_sentences(debug=debug, spell=as_options):
+        shared.log_as_json()
+    with shared.errors_as_sentences(debug=debug, spell=as_options):
         settings = FilesSettings(
-            folder=Folder(path=hadoop_uri(source), format=format.value, header=header, delimiter=delimiter),
+            folder=reader.Folder(path=hadoop_uri(source), format=format, header=header, delimiter=delimiter),
             target=target,
             checkpoint=hadoop_uri(checkpoint.rstrip("/")),
-            keys=names("--keys", keys),
-            sequence_by=() if sequence_by is None else names("--sequence-by", sequence_by),
+            keys=shared.names("--keys", keys),
+            sequence_by=() if sequence_by is None else shared.names("--sequence-by", sequence_by),
             shape=_meaning(
                 context,
                 shape,
@@ -375,11 +332,11 @@ def files(
                 },
             ),
             apply_as_deletes=apply_as_deletes,
-            columns=None if columns is None else names("--columns", columns),
-            except_columns=None if except_columns is None else names("--except-columns", except_columns),
+            columns=None if columns is None else shared.names("--columns", columns),
+            except_columns=None if except_columns is None else shared.names("--except-columns", except_columns),
             quarantine_target=quarantine_target,
-            schema_evolution="widen" if schema_evolution is Evolution.WIDEN else schema_evolution is not None,
-            table_properties=properties("--table-property", table_property or []),
+            schema_evolution="widen" if schema_evolution == "widen" else schema_evolution is not None,
+            table_properties=shared.properties("--table-property", table_property or []),
             target_filter=target_filter,
             single_writer=single_writer,
             name=name,
@@ -392,21 +349,23 @@ def files(
         if pushgateway is not None:
             expect_gateway(pushgateway)
         with (
-            metrics_server(
+            shared.metrics_server(
                 0 if replay_quarantine else metrics_port,  # where a job is scraped, that one is seen to be down
                 metrics_host,
                 Access(certificate_file=metrics_certificate, token_file=metrics_token),
-                is_wish=is_default(context, "metrics_port"),
+                is_wish=shared.is_default(context, "metrics_port"),
             ) as server,
-            session_starter(f"stream-merge files {settings.label}", session_confs(conf, jars_in, places)) as start,
+            shared.session_starter(
+                f"stream-merge files {settings.label}", shared.session_confs(conf, jars_in, places)
+            ) as start,
         ):
             if replay_quarantine:
-                replay_files(settings, console=OUT, start_session=start)
+                replay_files(settings, console=shared.OUT, start_session=start)
             else:
                 try:
                     run_files(
                         settings,
-                        console=OUT,
+                        console=shared.OUT,
                         start_session=lambda: server.health.follow(start()),
                         metrics_url=server.url,
                     )
@@ -429,8 +388,8 @@ def explain(
 
     Reads the table's log and the footers of change files. Needs no Java.
     """
-    with errors_as_sentences():
-        show_explained(explain_table(target, last=last), target, console=OUT)
+    with shared.errors_as_sentences():
+        show_explained(explain_table(target, last=last), target, console=shared.OUT)
 
 
 @app.command()
@@ -443,27 +402,29 @@ def maintain(
     vacuum: Annotated[
         bool, typer.Option("--vacuum", help="Delete files unused for the table's delta.deletedFileRetentionDuration.")
     ] = False,
-    jars_in: Jars = None,
-    conf: Confs = None,
-    debug: Debug = False,
+    jars_in: shared.Jars = None,
+    conf: shared.Confs = None,
+    debug: shared.Debug = False,
 ) -> None:
     """Compact a table's small files and delete files it no longer needs, once, while no sink writes to it.
 
     Exit codes: 0 done, or nothing to do; 1 not done, with the reason; 2 fix an option; 4 another process writes to the
     table, or the store is unavailable: run it again later.
     """
-    log_to_screen(logging.ERROR)
-    with errors_as_sentences(debug=debug):
+    shared.log_to_screen(logging.ERROR)
+    with shared.errors_as_sentences(debug=debug):
         wanted = Maintenance(optimize=optimize, vacuum=vacuum)
-        with session_starter(f"stream-merge maintain {target}", session_confs(conf, jars_in, [target])) as start:
+        with shared.session_starter(
+            f"stream-merge maintain {target}", shared.session_confs(conf, jars_in, [target])
+        ) as start:
             run = maintain_table(start(), target, wanted)
-    OUT.print(_sentence(run), markup=False, highlight=False, soft_wrap=True)
+    shared.OUT.print(_sentence(run), markup=False, highlight=False, soft_wrap=True)
     if run.outcome not in ("done", "nothing"):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(shared.FAILED)
 
 
 def _sentence(run: MaintenanceRun) -> str:
-    """What a maintenance run did, also where a part of it failed."""
+    """The result of a maintenance run."""
     done = [f"compacted {counted(run.removed_files, 'file')} into {run.added_files:,}"] if run.removed_files else []
     done += ["deleted files that the table no longer needs"] if run.vacuumed else []
     match run.outcome:

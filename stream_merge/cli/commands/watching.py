@@ -1,4 +1,4 @@
-"""`top` and `report`: commands that show how jobs are doing, without Java."""
+"""`top` and `report`: commands that show running jobs and tables, without Java."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.live import Live
 from stream_merge.cli.commands.shared import AGAIN, METRICS_PORT, OUT, errors_as_sentences
 from stream_merge.cli.screens.top import drawn
 from stream_merge.errors import ConfigError
-from stream_merge.jobs.watch.text import escape
+from stream_merge.jobs.watch.screen import escape
 from stream_merge.metrics.scraped import Endpoint, Scrape, Status, UnreachableError, Watched
 from stream_merge.model.logs import counted
 from stream_merge.model.table_ref import TableRef
@@ -50,23 +50,23 @@ def top(
     watched = {Endpoint(url=url, ca_file=ca_file, token_file=token_file): Watched() for url in given}
     with ThreadPoolExecutor(len(watched)) as threads, suppress(KeyboardInterrupt):
         if once:
-            found = _look(watched, threads)
-            OUT.print(_drawn(found))
-            if any(isinstance(one, str) for one in found.values()):
+            statuses = _scrape(watched, threads)
+            OUT.print(_drawn(statuses))
+            if any(isinstance(one, str) for one in statuses.values()):
                 raise typer.Exit(AGAIN)
             return
         with Live(console=OUT, auto_refresh=False) as live:
             while True:
-                live.update(_drawn(_look(watched, threads)), refresh=True)
+                live.update(_drawn(_scrape(watched, threads)), refresh=True)
                 time.sleep(every)
 
 
-def _drawn(found: Mapping[str, list[Status] | str]) -> RenderableType:
-    return drawn(found, at=time.strftime("%H:%M:%S"), width=OUT.width)
+def _drawn(statuses: Mapping[str, list[Status] | str]) -> RenderableType:
+    return drawn(statuses, at=time.strftime("%H:%M:%S"), width=OUT.width)
 
 
-def _look(watched: Mapping[Endpoint, Watched], threads: ThreadPoolExecutor) -> dict[str, list[Status] | str]:
-    """Scrape all endpoints side by side: URL -> its queries, or why there are none."""
+def _scrape(watched: Mapping[Endpoint, Watched], threads: ThreadPoolExecutor) -> dict[str, list[Status] | str]:
+    """URL -> status of its queries, or why there is none; scraped in parallel."""
 
     def one(endpoint: Endpoint) -> list[Status] | str:
         try:

@@ -1,1 +1,1 @@
-"""How commands show what they have read."""
+"""Output of commands."""

@@ -1,4 +1,4 @@
-"""Plots of a table's history, each as inline SVG; needs matplotlib, the extra `report`."""
+"""Plots of a table's history as inline SVG, with matplotlib (extra `report`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import matplotlib as mpl
@@ -21,13 +22,13 @@ from stream_merge.model.results import ENGINES, FATES, PHASES
 from stream_merge.tables.table_history import Commit, TableHistory
 
 _MOST_BARS = 100
-"""Bars of a plot; of more commits, as many consecutive ones share each bar."""
+"""Most bars of a plot: consecutive commits share a bar."""
 _MANY_BARS = 40
-"""From so many on, the rare high ones are cut off."""
+"""Least bars of a plot that cuts off rare high ones."""
 _TICKS = 6
 _SECONDS = "seconds per batch"
 _COMMON = 0.95
-"""Share of the bars of seconds that are shown up to their ends."""
+"""Share of the bars of seconds that are not cut off."""
 _BYTES = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9)
 """Bounds of the classes of file sizes."""
 _STYLE: dict[Any, Any] = {
@@ -48,7 +49,7 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8,
 }
-# Paul Tol's "bright" and "light" schemes: told apart by readers who see fewer colours.
+# Paul Tol's "bright" and "light" schemes, for colour-blind readers.
 _BRIGHT = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 _BLUE, _RED, _GREEN, _YELLOW, _CYAN, _PURPLE, _GREY = _BRIGHT
 _FATES = {
@@ -71,7 +72,7 @@ _PHASES = {
     "backoff": _RED,
     "other": _GREY,
 }
-"""Those that a commit can know: `recheck` and `maintenance` follow it."""
+"""Phases before the commit: `recheck` and `maintenance` follow it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +81,6 @@ class Plot:
 
     title: str
     how_to_read: str
-    """One sentence."""
     svg: str
 
 
@@ -106,7 +106,7 @@ class _Groups:
         return {name: row for name in names if any(row := [float(total[name]) for total in totals])}
 
     def means(self, count: Callable[[Commit], Mapping[str, float]], names: Sequence[str]) -> dict[str, list[float]]:
-        """As `sums`, for each commit."""
+        """`sums` divided by the number of commits."""
         return {
             name: [total / len(group) for total, group in zip(row, self.members, strict=True)]
             for name, row in self.sums(count, names).items()
@@ -117,6 +117,7 @@ def plots(history: TableHistory) -> Iterator[Plot]:
     """All plots, in the order of the page."""
     batches = _Groups.split(history.batches)
     commits = _Groups.split(history.commits)
+    vectors = partial(_two_lines, first="vectors", label="files with a vector", second="deleted_rows", color=_RED)
     with mpl.rc_context(_STYLE):
         yield Plot(
             title="Batch time",
@@ -149,7 +150,7 @@ def plots(history: TableHistory) -> Iterator[Plot]:
             title="Files",
             how_to_read="Data files after each commit, and their bytes: files that grow faster than bytes are small"
             " ones, and a drop is compaction.",
-            svg=_drawn(_files, commits),
+            svg=_drawn(partial(_two_lines, first="files", label="files", second="bytes", color=_YELLOW), commits),
         )
         yield Plot(
             title="File sizes now",
@@ -160,7 +161,7 @@ def plots(history: TableHistory) -> Iterator[Plot]:
             title="Deletion vectors",
             how_to_read="Files with a deletion vector, and rows that vectors mark as deleted: readers read and discard"
             " these rows until compaction.",
-            svg=_drawn(_vectors, commits if any(one.after.vectors for one in history.commits) else _Groups([])),
+            svg=_drawn(vectors, commits if any(one.after.vectors for one in history.commits) else _Groups([])),
         )
         reasons = _quarantined(history, commits)
         yield Plot(
@@ -171,7 +172,7 @@ def plots(history: TableHistory) -> Iterator[Plot]:
 
 
 def bar_size(commits: int) -> int:
-    """How many of so many commits share a bar."""
+    """Commits per bar."""
     return -(-commits // _MOST_BARS) or 1
 
 
@@ -182,11 +183,11 @@ def _names(groups: _Groups) -> list[str]:
 def _quarantined(history: TableHistory, groups: _Groups) -> dict[str, list[float]]:
     """Reason -> events in each group: a call quarantines before it commits."""
     ends = [at for group in groups.members if (at := group[-1].at) is not None]
-    found: dict[str, list[float]] = {}
+    rows: dict[str, list[float]] = {}
     for one in history.quarantined:
-        row = found.setdefault(one.reason, [0.0] * len(groups.members))
+        row = rows.setdefault(one.reason, [0.0] * len(groups.members))
         row[min(bisect_left(ends, one.at), len(row) - 1)] += one.events
-    return found
+    return rows
 
 
 def _batch_time(axes: Axes, groups: _Groups) -> None:
@@ -199,22 +200,12 @@ def _batch_time(axes: Axes, groups: _Groups) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
 
 
-def _files(axes: Axes, groups: _Groups) -> None:
-    axes.plot([group[-1].after.files for group in groups.members], color=_BLUE, label="files", linewidth=1.6)
+def _two_lines(axes: Axes, groups: _Groups, *, first: str, label: str, second: str, color: str) -> None:
+    """Attributes of the files after each group: the first in files, the second with its own axis on the right."""
+    first_values, values = ([getattr(group[-1].after, one) for group in groups.members] for one in (first, second))
+    axes.plot(first_values, color=_BLUE, label=label, linewidth=1.6)
     axes.set_ylabel("files")
-    _second(axes, [group[-1].after.bytes for group in groups.members], "bytes", _YELLOW)
-
-
-def _vectors(axes: Axes, groups: _Groups) -> None:
-    vectors = [group[-1].after.vectors for group in groups.members]
-    axes.plot(vectors, color=_BLUE, label="files with a vector", linewidth=1.6)
-    axes.set_ylabel("files")
-    _second(axes, [group[-1].after.deleted_rows for group in groups.members], "deleted rows", _RED)
-
-
-def _second(axes: Axes, values: Sequence[float], name: str, color: str) -> None:
-    """A second line with its own axis on the right."""
-    right = axes.twinx()
+    right, name = axes.twinx(), second.replace("_", " ")
     right.plot(values, color=color, label=name, linewidth=1.6)
     right.set_ylabel(name)
     right.grid(visible=False)
@@ -266,7 +257,7 @@ def _drawn(draw: Callable[[Axes, _Groups], None], groups: _Groups) -> str:
 
 
 def _times(axes: Axes, groups: _Groups) -> None:
-    """Label the groups by the times of their first commits; by versions where commits have none."""
+    """Label the groups by times of their first commits, or by versions without times."""
     places = sorted({round(place * (len(groups.members) - 1) / (_TICKS - 1)) for place in range(_TICKS)})
     firsts = [groups.members[place][0] for place in places]
     times = [first.at for first in firsts]
@@ -289,7 +280,7 @@ def _svg(figure: Figure) -> str:
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
-    # Several drawings stand in one page, where ids must differ; those of groups serve nothing.
+    # Ids must differ between the drawings of a page; those of groups are unused.
     text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])
     return re.sub(
         r'<svg[^>]* viewBox="([^"]+)"[^>]*>',

@@ -1,4 +1,4 @@
-"""The page that `stream-merge report` writes: numbers, plots and the newest commits, in one HTML file."""
+"""The HTML page of `stream-merge report`: numbers, plots and the newest commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `stream-merge top` shows running queries: a row for each, and a line for each endpoint without any."""
+"""Output of `stream-merge top`: a row for each running query, a line for each endpoint without any."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stream_merge.jobs.watch.screen import header, phases
-from stream_merge.jobs.watch.text import escape_line
+from stream_merge.jobs.watch.screen import escape_line, header, phases
 from stream_merge.metrics.scraped import State, Status
 
 _STATES: Mapping[State, str] = {
@@ -24,20 +23,14 @@ _STATES: Mapping[State, str] = {
 _NUMBERS = ("events/s", "lag", "behind", "committed", "s/batch")
 _COUNTS = ("failed", "conflicts", "quarantined")
 _PHASES, _WIDE = 3, 140
-"""Phases that are named, on a terminal of so many columns."""
+"""Phases shown, and the least width of the terminal."""
 _PLAIN = 108
-"""Columns of a terminal from which on nothing is left out but phases."""
+"""Least width of the terminal for all other columns."""
 _LEFT_OUT = frozenset({"target", "committed", "conflicts"})
 
 
 def drawn(statuses: Mapping[str, list[Status] | str], *, at: str, width: int) -> RenderableType:
-    """The screen.
-
-    Args:
-        statuses: what each endpoint's queries do, or why it cannot be told.
-        at: time, as it is shown.
-        width: columns of the terminal.
-    """
+    """The screen: for each endpoint the status of its queries, or why there is none."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     names = ["query", "target", "state", *_NUMBERS, "engine", *_COUNTS]
     names += ["phases"] if width >= _WIDE else []
@@ -48,27 +41,16 @@ def drawn(statuses: Mapping[str, list[Status] | str], *, at: str, width: int) ->
         table.add_column(
             header(name, width), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
         )
-    for url, found in statuses.items():
-        for status in found if isinstance(found, list) else []:
-            cells = {"endpoint": escape_line(_host(url)), **_cells(status)}
+    lines = []
+    for url, queries in statuses.items():
+        host = url.rpartition("://")[2].removesuffix("/metrics")
+        for status in queries if isinstance(queries, list) else []:
+            cells = {"endpoint": escape_line(host), **_cells(status)}
             table.add_row(*(cells[name] for name in names))
-    lines = [
-        Text(f"{url}: {_missing(found)}", style="bold yellow") for url, found in statuses.items() if not _has(found)
-    ]
+        if isinstance(queries, str) or not queries:
+            lines.append(Text(f"{url}: {queries or 'answers, but no query has started'}", style="bold yellow"))
     shown = [table] if table.row_count else []
     return Group(Text(f"stream-merge top, {at}", style="dim"), *shown, *lines)
-
-
-def _has(found: list[Status] | str) -> bool:
-    return isinstance(found, list) and bool(found)
-
-
-def _missing(found: list[Status] | str) -> str:
-    return found if isinstance(found, str) else "answers, but no query has started"
-
-
-def _host(url: str) -> str:
-    return url.rpartition("://")[2].removesuffix("/metrics")
 
 
 def _cells(status: Status) -> dict[str, str]:
@@ -91,7 +73,7 @@ def _cells(status: Status) -> dict[str, str]:
 
 
 def _engine(status: Status) -> str:
-    """The engines of the newest batches, most first, and why Spark had any."""
+    """The engines of the newest batches, most frequent first, and why some went to Spark."""
     names = ", ".join(sorted(status.engines, key=lambda name: -status.engines[name]))
     return f"{names} ({', '.join(status.refusals)})" if status.refusals else names
 
@@ -107,7 +89,7 @@ def _count(value: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A duration by its greatest unit: `12 s`, `5 min`, `3 h`, `2 d`."""
+    """A duration in its largest unit: `12 s`, `5 min`, `3 h`, `2 d`."""
     if seconds is None:
         return "-"
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):

@@ -18,7 +18,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from stream_merge.engines.driver.values import check_alike, check_known_type, differ, flat_differ, in_one, is_flat
 from stream_merge.model import names
 from stream_merge.shapes import clauses
-from stream_merge.shapes.arrow_order import orderable
+from stream_merge.shapes.arrow_order import leaves, orderable
 from stream_merge.shapes.batch import MOST_BYTES
 from stream_merge.shapes.clauses import (
     Always,
@@ -36,7 +36,6 @@ from stream_merge.shapes.clauses import (
     Update,
 )
 from stream_merge.shapes.layout import Layout, StoredColumn
-from stream_merge.shapes.sequence import leaves
 
 _ABOUT_ROWS = (clauses.Newer, clauses.SameSequence, clauses.SamePosition, clauses.Changed)
 

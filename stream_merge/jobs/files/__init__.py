@@ -1,1 +1,1 @@
-"""`stream-merge files`: a folder of change files, merged into a Delta table."""
+"""`stream-merge files`: merges a folder of change files into a Delta table."""

@@ -1,15 +1,14 @@
-"""What `files` merges in one batch: all of its files are there, in types that the schema holds, or nothing is merged.
+"""Batches of `files`: merged only if all of their files exist, in types that the schema holds.
 
-Spark passes over a planned file that is gone without a word (Spark 4.2, `FileStreamSource.getBatch` with
-`checkFilesExist = false`), and after a kill its first batch may hold more files than one trigger takes: those that it
-had noted, and those that came since.
+Spark 4.2 silently skips a planned file that is gone (`FileStreamSource.getBatch` with `checkFilesExist = false`),
+and after a kill its first batch may have more files than one trigger takes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from urllib.parse import unquote
 
@@ -27,75 +26,54 @@ from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.spark.hadoop_files import State, exactly, qualified_path, state, states_below
-from stream_merge.spark.streaming import files_of, streaming_query
+from stream_merge.spark.streaming import caller_named, planned_files
 
 _SHOWN = 5
 MARKER = "_SUCCESS"
-"""Spark and Hadoop's committers write it into a folder when all of its files are there."""
+"""File that Spark and Hadoop's committers write last."""
 
 
+@dataclass(frozen=True)
 class PlannedRead:
-    """A sink for the batches of a file source.
-
-    Args:
-        sink: merges.
-        schema: what to read.
-        is_parquet: whether the files have types of their own.
-        most_undecodable: of a batch.
+    """A sink for the batches of a file source, which refuses missing files and other types.
 
     Cost: the names of the batch's files, from Spark's plan; of a batch that is not merged yet three small files of the
     checkpoint, and the status of each file that Spark does not read; the footers of Parquet files.
     """
 
-    def __init__(
-        self,
-        sink: MergeSink,
-        schema: Schema,
-        *,
-        is_parquet: bool,
-        most_undecodable: MostUndecodable,
-    ) -> None:
-        self._sink = sink
-        self._schema = schema
-        self._is_parquet = is_parquet
-        self._most_undecodable = most_undecodable
+    sink: MergeSink
+    schema: Schema
+    is_parquet: bool
+    most_undecodable: MostUndecodable
 
     @property
     def last_result(self) -> MergeResult | None:
-        """Result of the sink's last batch."""
-        return self._sink.last_result
+        """The sink's last result."""
+        return self.sink.last_result
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Merge a micro-batch.
-
-        Raises:
-            ContractError: a file is gone, or has a type that the schema's does not hold.
-            ConfigError: the checkpoint does not list the files of the batch.
-        """
+        """Merge a micro-batch."""
         began = time.perf_counter()
-        with self._sink._calls.reading(batch_df, batch_id, began):
-            read = files_of(batch_df)
-            if self._is_parquet and read:
-                refuse_other_types(batch_df.sparkSession, read, self._schema)
-        # Once, however often it is asked: what Spark has planned does not change.
-        expect_whole = cache(partial(self._expect_whole, batch_df, batch_id, read))
-        # `foreachBatch` calls nothing but this.
-        intake = Intake(calls="every", began=began, expect_whole=expect_whole, most_undecodable=self._most_undecodable)
-        self._sink._calls.merge(batch_df, batch_id, intake)
+        with self.sink._calls.reading(batch_df, batch_id, began):
+            read = planned_files(batch_df)
+            if self.is_parquet and read:
+                refuse_other_types(batch_df.sparkSession, read, self.schema)
+        # Cached: Spark's plan does not change.
+        expect_whole = cache(partial(self._expect_all_files, batch_df, batch_id, read))
+        intake = Intake(calls="every", began=began, expect_whole=expect_whole, most_undecodable=self.most_undecodable)
+        self.sink._calls.merge(batch_df, batch_id, intake)
 
-    def _expect_whole(self, batch_df: DataFrame, batch_id: int, read: Sequence[str]) -> None:
+    def _expect_all_files(self, batch_df: DataFrame, batch_id: int, read: Sequence[str]) -> None:
         session = batch_df.sparkSession
-        query = streaming_query(batch_df)
-        place = None if query is None else query.checkpoint
-        checkpoint = None if place is None else Checkpoint.in_session(session, place)
-        planned = [] if checkpoint is None else checkpoint.files(batch_id)
+        path = caller_named(batch_df, app_id=None, name=None).checkpoint
+        planned = [] if path is None else Checkpoint.in_session(session, path).files(batch_id)
         if not planned:
             msg = (
                 f"[CHECKPOINT_NOT_USABLE] the checkpoint does not list the files of batch {batch_id}; use a supported"
                 " Spark version, and one checkpoint per query"
             )
             raise ConfigError(msg, batch_id=batch_id)
-        known = {unquote(file) for file in read}
+        known = set(map(unquote, read))
         states = {file: state(session, file) for file in map(unquote, planned) if file not in known}
         late = [file for file, now in states.items() if now is not None and now.bytes]
         if late:
@@ -106,7 +84,7 @@ class PlannedRead:
             raise ContractError(msg, reasons={})
         gone = [file for file, now in states.items() if now is None]
         if gone:
-            empty = "files without rows" if self._is_parquet else "empty files"
+            empty = "files without rows" if self.is_parquet else "empty files"
             msg = (
                 f"[SOURCE_FILE_MISSING] batch {batch_id} is planned with missing file(s) {_listed(gone)}; restore them,"
                 f" or put {empty} in their place if you do not need them"
@@ -120,21 +98,13 @@ def _listed(files: Sequence[str]) -> str:
 
 
 class FullCopy:
-    """The files of a copy, in the state that they have now.
-
-    Args:
-        session: lists and reads the files.
-        source: the folder, or the single file.
-
-    Raises:
-        ConfigError: it is neither a file nor a folder with `_SUCCESS`.
-    """
+    """The current files of a full copy: a single file, or a folder with `_SUCCESS`."""
 
     def __init__(self, session: SparkSession, source: Folder) -> None:
         self._session = session
         self._path = source.path
         self.source = replace(source, path=exactly(source.path))
-        """The same folder, its path taken literally."""
+        """The folder with its path as a literal."""
         self._files = self._states()
         if not self._files.keys() & {"", MARKER}:
             msg = (
@@ -144,17 +114,9 @@ class FullCopy:
             raise ConfigError(msg)
 
     def merge(self, sink: MergeSink, rows: DataFrame, schema: Schema, *, label: str) -> MergeResult:
-        """Merge the copy.
+        """Merge the copy's rows; refused if it is incomplete, changes meanwhile, or has other types.
 
-        Args:
-            sink: merges.
-            rows: of the copy.
-            schema: what they were read with.
-            label: name of the job, for metrics and errors.
-
-        Raises:
-            ContractError: it is incomplete, changes while it is read, or a Parquet file has other types.
-            QueryFailedError: Spark failed.
+        `label` names the job in metrics and errors.
         """
         expect_types = cache(partial(self._expect_types, rows, schema))
 
@@ -194,7 +156,7 @@ class FullCopy:
             for name, state in self._files.items()
             if marker is not None and state.modified_millis > marker.modified_millis and name[0] not in "._"
         ]
-        if later:  # a copy of a folder, in the order of names, begins with the marker
+        if later:  # a copy of a folder in the order of names starts with the marker
             msg = (
                 f"[SNAPSHOT_INCOMPLETE] snapshot {self._path!r} has a {MARKER} older than {len(later)} of its files,"
                 f" such as {min(later)!r}; when all files are there, write {MARKER} again"
@@ -202,7 +164,7 @@ class FullCopy:
             raise ContractError(msg, reasons={})
 
     def _states(self) -> dict[str, State]:
-        """The files by their names in the folder; a single file has none."""
+        """Path below the folder -> state; a single file has an empty path."""
         root = qualified_path(self._session, self._path)
         below = states_below(self._session, self._path)
         return {path.removeprefix(root).lstrip("/"): state for path, state in below.items()}

@@ -1,4 +1,4 @@
-"""Quarantined records of a folder's files, run again with the schema and the options of now."""
+"""Replay of quarantined records of a folder's files with the current schema and options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stream_merge.tables.replay_claims import query_claims
 from stream_merge.tables.side import quarantine
 
 _PLACE = ("topic", "offset", "timestamp", "raw_value")
-"""What tells quarantined records of files apart."""
+"""Fields of the origin that identify a quarantined record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,13 +32,13 @@ class Replayed:
     """Result of a replay."""
 
     records: int = 0
-    """In quarantine, not replayed before."""
+    """Quarantined records that were not replayed before."""
     marked: int = 0
-    """Merged, so that they are done with."""
+    """Records that were merged."""
     changed: int = 0
-    """Rows that they changed; the others were older than what is stored."""
+    """Rows that they changed; the others were older than the stored row."""
     version: int | None = None
-    """Of the target; None where nothing was committed."""
+    """The target's version; None if nothing was committed."""
 
     def summary(self) -> str:
         """The result in one sentence."""
@@ -51,26 +51,17 @@ class Replayed:
         return f"{done}; {still:,} still cannot be merged" if still else done
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contract:
-    """What a sink asks of events: those that break it would come back to the quarantine as new rows."""
-
-    keys: tuple[str, ...]
-    sequence_by: tuple[str, ...]
-    partitioned_by: tuple[str, ...]
-    """Columns of the target."""
-
-    def holds(self, events: DataFrame) -> Column:
-        """Whether the sink would merge an event; names that are not there are left for it to refuse."""
-        types = {field.name: field.dataType for field in events.schema.fields}
-        sequence = columns.resolved(events, self.sequence_by)
-        return ~columns.any_of(
-            [
-                columns.column(names.CORRUPT_COLUMN).isNotNull(),
-                breaks_key(events, self.keys, self.partitioned_by),
-                *(columns.holds_null(columns.column(name), types[name]) for name in sequence),
-            ]
-        )
+def mergeable(
+    events: DataFrame, *, keys: tuple[str, ...], sequence_by: tuple[str, ...], partitioned_by: tuple[str, ...]
+) -> DataFrame:
+    """The events that a sink would merge, not quarantine again; it refuses missing columns itself."""
+    types = {field.name: field.dataType for field in events.schema.fields}
+    broken = [
+        columns.column(names.CORRUPT_COLUMN).isNotNull(),
+        breaks_key(events, keys, partitioned_by),
+        *(columns.holds_null(columns.column(name), types[name]) for name in columns.resolved(events, sequence_by)),
+    ]
+    return events.where(~columns.any_of(broken))
 
 
 def replay(
@@ -83,26 +74,22 @@ def replay(
     quarantine_table: TableRef,
     target: TableRef,
     checkpoint: str,
-    contract: Contract,
+    mergeable: Callable[[DataFrame], DataFrame],
 ) -> Replayed:
-    """Merge quarantined records that can be read by now, and mark them; the others stay as they are.
+    """Merge quarantined records that are readable now, and mark them.
 
-    Guarantees: a crash at any point and another replay end the same (`replay_claims`). Nobody else may merge over the
-    checkpoint meanwhile.
+    Guarantees: a replay after a crash at any point has the same result (`replay_claims`).
 
     Args:
-        session: not used by anybody else meanwhile.
-        folder: where the files of the records were; other records stay.
-        schema: what to read.
-        make_sink: the sink with an `app_id`.
-        before: what the runs over the checkpoint read; it tells the order of columns in CSV files that are gone.
-        quarantine_table: where the records are.
+        session: exclusive meanwhile, as the checkpoint.
+        folder: of the records' files; other records stay.
+        schema: to read with.
+        make_sink: creates the sink with an `app_id`.
+        mergeable: selects the events to merge.
+        before: schema of earlier runs, with the order of columns in CSV files that are gone.
+        quarantine_table: of the target.
         target: of the sink.
         checkpoint: of the runs.
-        contract: records that break it stay.
-
-    Raises:
-        ContractError: a CSV file has other columns than the schema.
     """
     claims = query_claims(session, quarantine_table, target, owner=checkpoint)
     if claims is None:
@@ -110,15 +97,15 @@ def replay(
     left = claims.settle()
     if left is not None:
         with claims.finishing(left):
-            kept, files = _records(session, folder, quarantine_table, replayed_at=left.moment)
-            if kept is not None:
-                events = _decoded(kept, files, folder, schema, before)
-                make_sink(left.app_id)(events.where(contract.holds(events)), 0)
-    kept, files = _records(session, folder, quarantine_table)
-    if kept is None:
+            quarantined, files = _records(session, folder, quarantine_table, replayed_at=left.moment)
+            if quarantined is not None:
+                events = _decoded(quarantined, files, folder, schema, before)
+                make_sink(left.app_id)(mergeable(events), 0)
+    quarantined, files = _records(session, folder, quarantine_table)
+    if quarantined is None:
         return Replayed()
-    events = _decoded(kept, files, folder, schema, before)
-    good = events.where(contract.holds(events))
+    events = _decoded(quarantined, files, folder, schema, before)
+    good = mergeable(events)
     records, marked = events.count(), good.count()
     if not marked:
         return Replayed(records=records)
@@ -139,38 +126,37 @@ def replay(
 def _records(
     session: SparkSession, folder: Folder, table: TableRef, *, replayed_at: Column | None = None
 ) -> tuple[DataFrame | None, list[str]]:
-    """Quarantined records that were replayed then, or never, and the folder's files among theirs; None for no file."""
-    kept = quarantine.records_of_files(session, table, replayed_at=replayed_at)
-    files = [] if kept is None else _source_files(kept, session, folder)
-    return (kept if files else None), files
+    """Quarantined records of the folder (None without), replayed at that time or never, and their files."""
+    records = quarantine.records_of_files(session, table, replayed_at=replayed_at)
+    files = [] if records is None else _source_files(records, session, folder)
+    return (records if files else None), files
 
 
-def _decoded(kept: DataFrame, files: list[str], folder: Folder, schema: Schema, before: Schema | None) -> DataFrame:
-    """The records of these files, read once, as the schema has them now.
+def _decoded(records: DataFrame, files: list[str], folder: Folder, schema: Schema, before: Schema | None) -> DataFrame:
+    """The records of these files decoded by the current schema, read once.
 
-    Records of CSV files have no names: the header tells their order, which is in `raw_key` where it was not the
-    schema's.
+    The order of columns in CSV records is that of the header, in `raw_key` where it was not the schema's.
     """
-    place = {"topic": "path", "offset": "line", "timestamp": "modified", "raw_value": "value"}
-    of_files = kept.where(F.col("topic").isin(files))
+    inputs = {"topic": "path", "offset": "line", "timestamp": "modified", "raw_value": "value"}
+    records = records.where(F.col("topic").isin(files))
     alike: dict[tuple[tuple[int, ...] | None, bytes | None], list[str]] = {(None, None): files}
     if folder.format == "csv" and folder.header:
         alike = {}
-        for file, raw in of_files.select("topic", "raw_key").distinct().collect():
-            header = None if raw is None else bytes(raw)  # a bytearray until Spark 4.1, which is no key of a dict
-            order = folder.header_order(kept.sparkSession, schema, unquote(file), header=header, before=before)
+        for file, raw in records.select("topic", "raw_key").distinct().collect():
+            header = None if raw is None else bytes(raw)  # a bytearray before Spark 4.1
+            order = folder.header_order(records.sparkSession, schema, unquote(file), header=header, before=before)
             alike.setdefault((order, header), []).append(file)
     parts = []
     for (order, header), theirs in alike.items():
-        of_these = of_files.where(F.col("topic").isin(theirs) & F.col("raw_key").eqNullSafe(F.lit(header)))
-        wanted = of_these.select(*(F.col(name).alias(place[name]) for name in _PLACE))
-        records = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))
-        parts.append(folder.decoded(records, schema, has_header=False, order=order))
+        alike_records = records.where(F.col("topic").isin(theirs) & F.col("raw_key").eqNullSafe(F.lit(header)))
+        wanted = alike_records.select(*(F.col(name).alias(inputs[name]) for name in _PLACE))
+        part = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))
+        parts.append(folder.decoded(part, schema, has_header=False, order=order))
     return functools.reduce(DataFrame.unionByName, parts).localCheckpoint(eager=True)
 
 
-def _source_files(kept: DataFrame, session: SparkSession, folder: Folder) -> list[str]:
-    """The files of quarantined records that are or were in the folder."""
+def _source_files(records: DataFrame, session: SparkSession, folder: Folder) -> list[str]:
+    """The files of quarantined records that belong to the folder."""
     pattern = re.compile(matching_paths(session, folder.path) + r"(/.*)?", re.DOTALL)
-    paths = [row[0] for row in kept.select("topic").distinct().collect()]
+    paths = [row[0] for row in records.select("topic").distinct().collect()]
     return [path for path in paths if pattern.fullmatch(re.sub(r"^(\w+):/(//)?(?=[^/])", r"\1:/", unquote(path)))]

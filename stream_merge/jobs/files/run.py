@@ -1,4 +1,4 @@
-"""`stream-merge files`: merge a folder of change files, once or for as long as files arrive."""
+"""`stream-merge files`: merges a folder of change files, once or continuously."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 from rich.console import Console
+from rich.status import Status
 
 from stream_merge.errors import ConfigError, HeldError
 from stream_merge.jobs.files.batches import FullCopy, PlannedRead
-from stream_merge.jobs.files.replay import Contract, Replayed, replay
-from stream_merge.jobs.watch import queries, report, screen
-from stream_merge.jobs.watch.text import escape_line
+from stream_merge.jobs.files.replay import Replayed, mergeable, replay
+from stream_merge.jobs.watch import queries, screen
+from stream_merge.jobs.watch.screen import escape_line
 from stream_merge.metrics.instruments import default_metrics
 from stream_merge.model import locations
 from stream_merge.model.logs import tell
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilesSettings:
-    """What to read, and how to merge it; the merge settings are those of `MergeSink`."""
+    """Source and merge settings; the latter are those of `MergeSink`."""
 
     folder: Folder
     target: TableRef
@@ -56,46 +57,34 @@ class FilesSettings:
     quarantine_target: TableRef | None = None
     schema_evolution: SchemaEvolution = False
     table_properties: Mapping[str, str] = field(default_factory=dict)
-    """Of a target that is created."""
     target_filter: str | None = None
     single_writer: bool = False
     shape: Shape = field(default_factory=Changes)
-    """What the files mean for the table."""
     name: str | None = None
     schema: str | None = None
-    """Spark DDL. None: as recorded with the checkpoint, else inferred from the files that are there."""
+    """Spark DDL. None: the schema recorded in the checkpoint, else inferred."""
     max_files_per_trigger: int | None = None
-    """None: everything that is there makes one micro-batch."""
+    """None: all available files."""
     max_quarantine_share: float = 0.5
-    """The share of a batch's records that may be undecodable."""
+    """Largest share of undecodable records in a batch."""
     once: bool = False
-    """End when everything that is there has been merged."""
+    """End when all available files have been merged."""
 
     @property
     def label(self) -> str:
-        """Name of the query, and label of its metrics."""
+        """Query name and label of metrics."""
         return self.name if self.name is not None else self.target.last
 
     @property
     def quarantine(self) -> TableRef:
-        """Where the sink puts events that break the contract."""
+        """The quarantine table."""
         return self.quarantine_target or self.target.quarantine
 
 
 def run(
     settings: FilesSettings, *, console: Console, start_session: Callable[[], SparkSession], metrics_url: str
 ) -> list[MergeResult]:
-    """Merge the files.
-
-    Returns:
-        The results of the newest micro-batches.
-
-    Raises:
-        ConfigError: settings, source or target cannot work.
-        ContractError: a file does not fit the schema as a whole.
-        StreamMergeError: whatever else the sink raises.
-        QueryFailedError: Spark failed.
-    """
+    """Merge the files; returns the results of the newest micro-batches."""
     if settings.shape.is_whole and not (settings.once and settings.max_files_per_trigger is None):
         msg = (
             f"[CONFLICTING_SETTINGS] --shape {settings.shape.name} merges the full copy in --source and exits: set"
@@ -109,17 +98,62 @@ def run(
         raise ConfigError(closed, target=settings.target)
     if locations.local_path(settings.checkpoint) is not None:
         _expect_files(Checkpoint.on_disk(settings.checkpoint))
-    with _alone(settings) as held:
-        return _run(settings, sink, held, console=console, start_session=start_session, metrics_url=metrics_url)
+    status = partial(screen.print_status, console)
+    starting = console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)")
+    with _locked_table(settings, start_session, starting) as (session, table):
+        with console.status(f"reading the files in {escape_line(settings.folder.path)}"):
+            copy = FullCopy(session, settings.folder) if settings.shape.is_whole else None
+            folder = settings.folder if copy is None else copy.source
+            schema, origin = _schema(session, settings, folder)
+            if copy is None:
+                events = folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
+            else:
+                events = folder.rows(session, schema)
+            fitness.expect_fitting(events, sink._calls.spec, table)
+            if schema != recorded(session, settings.checkpoint):
+                record(session, settings.checkpoint, schema)
+        status("schema", f"{schema} ({origin})")
+        status("metrics", metrics_url)
+        tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
+        # Also without new files: a process without series looks like one without a job.
+        default_metrics().prepare(settings.label, sink._calls.spec.label)
+        merged = screen.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
+        with queries.stop_on_signal(partial(status, "stop")) as stopping, screen.Screen(console) as shown:
+
+            def arrived(name: str, result: MergeResult) -> None:
+                merged.add(result)
+                shown.add(name, result)
+
+            try:
+                if copy is None:
+                    each = PlannedRead(
+                        sink,
+                        schema,
+                        is_parquet=folder.format == "parquet",
+                        most_undecodable=MostUndecodable(
+                            share=settings.max_quarantine_share, setting="--max-quarantine-share"
+                        ),
+                    )
+                    stream = queries.Stream(
+                        name=settings.label, events=events, sink=each, checkpoint=settings.checkpoint
+                    )
+                    results = queries.run(
+                        [stream], once=settings.once, stopping=stopping, on_result=arrived, keep=queries.MOST_KEPT
+                    )
+                else:
+                    results = [copy.merge(sink, events, schema, label=settings.label)]
+                    arrived(settings.label, results[0])
+            except queries.QueryFailedError as err:
+                failure = reader.failure(settings.folder.path, err.trace, err.reason)
+                raise failure or err from err
+    screen.show_merged([merged], console, was_stopped=stopping.is_set())
+    return results
 
 
 def replay_quarantine(
     settings: FilesSettings, *, console: Console, start_session: Callable[[], SparkSession]
 ) -> Replayed:
-    """Merge those quarantined records of the files that can be read by now, and mark them.
-
-    Raises: as `run`.
-    """
+    """Merge the files' quarantined records that are readable now, and mark them."""
     if settings.shape.is_whole:
         msg = (
             f"[SHAPE_NEEDS_FULL_COPY] quarantined records are not a snapshot of {settings.target!r}; repair the file in"
@@ -133,21 +167,16 @@ def replay_quarantine(
         )
         raise ConfigError(msg, target=settings.target)
     _sink(settings)  # checks the settings before Spark starts
-    say = screen.Teller(console)
-    with _alone(settings) as held:
-        with console.status("starting Spark"):
-            session = start_session()
-        preflight.refuse_forgetful_catalog(session, settings.target)
-        _hold_named(session, settings, held)
-        into = _expect_table(session, settings)
-        if into is None:
+    status = partial(screen.print_status, console)
+    with _locked_table(settings, start_session, console.status("starting Spark")) as (session, table):
+        if table is None:
             msg = (
                 f"[TABLE_NOT_FOUND] target {settings.target!r} to replay into does not exist; merge the files first"
                 " (with a new checkpoint, if the table was dropped)"
             )
             raise ConfigError(msg, target=settings.target)
         schema, origin = _schema(session, settings, settings.folder)
-        say("schema", f"{schema} ({origin})")
+        status("schema", f"{schema} ({origin})")
         with console.status("replaying"), holding(session, WHOLE_READS):
             replayed = replay(
                 session,
@@ -158,102 +187,40 @@ def replay_quarantine(
                 quarantine_table=settings.quarantine,
                 target=settings.target,
                 checkpoint=settings.checkpoint,
-                contract=Contract(
-                    keys=settings.keys, sequence_by=settings.sequence_by, partitioned_by=into.partition_columns
+                mergeable=partial(
+                    mergeable,
+                    keys=settings.keys,
+                    sequence_by=settings.sequence_by,
+                    partitioned_by=table.partition_columns,
                 ),
             )
-    say("replayed", replayed.summary())
+    status("replayed", replayed.summary())
     return replayed
 
 
 @contextmanager
-def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
-    """Keep other processes from the checkpoint and, on a local disk, from the table."""
-    who, lock = _who(settings), locations.beside_folder(settings.checkpoint, "lock")
-    with ExitStack() as held:
+def _locked_table(
+    settings: FilesSettings, start_session: Callable[[], SparkSession], starting: Status
+) -> Iterator[tuple[SparkSession, TableSnapshot | None]]:
+    """A session and the table, None if it does not exist; the checkpoint and, on a local disk, the table are locked."""
+    who, lock = f"query {settings.label!r}", locations.beside_folder(settings.checkpoint, "lock")
+    with ExitStack() as stack:
         if lock is not None:
-            holder = held.enter_context(locks.locked(lock, who))
+            holder = stack.enter_context(locks.locked(lock, who))
             if holder is not None:
                 msg = (
                     f"[CHECKPOINT_LOCKED] {holder} is using checkpoint {settings.checkpoint!r}; end that process, or"
                     " use another checkpoint"
                 )
                 raise HeldError(msg, target=settings.target)
-        held.enter_context(locks.only_writer(settings.target, who))
-        yield held
-
-
-def _hold_named(session: SparkSession, settings: FilesSettings, held: ExitStack) -> None:
-    """Keep other processes from a table whose location only a catalog knows."""
-    location = spark_table.named_location(session, settings.target)
-    if location is not None:
-        held.enter_context(locks.only_writer(settings.target, _who(settings), location))
-
-
-def _who(settings: FilesSettings) -> str:
-    return f"query {settings.label!r}"
-
-
-def _run(
-    settings: FilesSettings,
-    sink: MergeSink,
-    held: ExitStack,
-    *,
-    console: Console,
-    start_session: Callable[[], SparkSession],
-    metrics_url: str,
-) -> list[MergeResult]:
-    say = screen.Teller(console)
-    with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
-        session = start_session()
-    preflight.refuse_forgetful_catalog(session, settings.target)
-    _hold_named(session, settings, held)
-    table = _expect_table(session, settings)
-    with console.status(f"reading the files in {escape_line(settings.folder.path)}"):
-        copy = FullCopy(session, settings.folder) if settings.shape.is_whole else None
-        folder = settings.folder if copy is None else copy.source
-        schema, origin = _schema(session, settings, folder)
-        if copy is None:
-            events = folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
-        else:
-            events = folder.rows(session, schema)
-        fitness.expect_fitting(events, sink._calls.spec, table)
-        if schema != recorded(session, settings.checkpoint):
-            record(session, settings.checkpoint, schema)
-    say("schema", f"{schema} ({origin})")
-    say("metrics", metrics_url)
-    tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
-    # Also if no file is new: a process without series looks like one without a job.
-    default_metrics().prepare(settings.label, sink._calls.spec.label)
-    merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
-    with queries.stop_on_signal(lambda text: say("stop", text)) as stopping, screen.Screen(console) as shown:
-
-        def arrived(name: str, result: MergeResult) -> None:
-            merged.add(result)
-            shown.add(name, result)
-
-        try:
-            if copy is None:
-                each = PlannedRead(
-                    sink,
-                    schema,
-                    is_parquet=folder.format == "parquet",
-                    most_undecodable=MostUndecodable(
-                        share=settings.max_quarantine_share, setting="--max-quarantine-share"
-                    ),
-                )
-                stream = queries.Stream(name=settings.label, events=events, sink=each, checkpoint=settings.checkpoint)
-                results = queries.run(
-                    [stream], once=settings.once, stopping=stopping, on_result=arrived, keep=queries.MOST_KEPT
-                )
-            else:
-                results = [copy.merge(sink, events, schema, label=settings.label)]
-                arrived(settings.label, results[0])
-        except queries.QueryFailedError as err:
-            failure = reader.failure(settings.folder.path, err.trace, err.reason)
-            raise failure or err from err
-    report.show([merged], console, was_stopped=stopping.is_set())
-    return results
+        stack.enter_context(locks.only_writer(settings.target, who))
+        with starting:
+            session = start_session()
+        preflight.refuse_forgetful_catalog(session, settings.target)
+        location = spark_table.named_location(session, settings.target)
+        if location is not None:
+            stack.enter_context(locks.only_writer(settings.target, who, location))
+        yield session, _expect_table(session, settings)
 
 
 def _sink(settings: FilesSettings, app_id: str | None = None) -> MergeSink:
@@ -276,7 +243,7 @@ def _sink(settings: FilesSettings, app_id: str | None = None) -> MergeSink:
 
 
 def _missing(source: str) -> str | None:
-    """The problem of a source that does not exist; None where only Hadoop can tell: for a pattern, or by its confs."""
+    """The problem of a missing source; None where only Hadoop knows: for a pattern, or by its confs."""
     local = locations.local_path(source)
     if local is None or local.exists() or GLOB.search(source) or is_submitted() or "HADOOP_CONF_DIR" in os.environ:
         return None
@@ -284,7 +251,7 @@ def _missing(source: str) -> str | None:
 
 
 def _expect_files(checkpoint: Checkpoint) -> None:
-    """Whose query reads something else goes on by its own positions, which mean nothing here."""
+    """Refuse the checkpoint of a query that does not read files."""
     if checkpoint.reads_files() is False:
         msg = (
             f"[CHECKPOINT_MISMATCH] checkpoint {checkpoint.path!r} belongs to a query that does not read files, such as"
@@ -294,10 +261,7 @@ def _expect_files(checkpoint: Checkpoint) -> None:
 
 
 def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapshot | None:
-    """Check the table at the start: the sink would do so at the first batch, and without new files there is none.
-
-    Returns: the table; None if it does not exist.
-    """
+    """The table, checked also where there is no first batch; None if it does not exist."""
     location = spark_table.location(session, settings.target)
     places.expect_scheme(settings.target, location)
     checkpoint = Checkpoint.in_session(session, settings.checkpoint)
@@ -318,7 +282,7 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapsh
 
 
 def _schema(session: SparkSession, settings: FilesSettings, folder: Folder) -> tuple[Schema, str]:
-    """The schema, and where it comes from; later runs read the one that is kept."""
+    """The schema and its origin; later runs use the recorded one."""
     if settings.schema is not None:
         return parse(settings.schema), "as given"
     known = recorded(session, settings.checkpoint)

@@ -26,7 +26,7 @@ from stream_merge.jobs.kafka.newest_records import Records, newest
 from stream_merge.jobs.kafka.ordering import DELETE, POSITION_COMPONENTS, SEQUENCE
 from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
-from stream_merge.jobs.shapes import of_settings
+from stream_merge.jobs.shapes import shape_from_settings
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
@@ -36,8 +36,8 @@ from stream_merge.sink import MergeSink
 from stream_merge.sources.decode.arrow_files import workers_are_here
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka.connection import Cluster
-from stream_merge.spark.identity import caller_of
 from stream_merge.spark.jvm import owned_session
+from stream_merge.spark.streaming import caller_named
 from stream_merge.tables import spark_table
 from stream_merge.tables.replay_claims import UNFINISHED, query_claims
 from stream_merge.tables.side import quarantine
@@ -223,7 +223,7 @@ class TopicSink:
         self._rows.look_ahead_in(self._newest)
         if self._origin is None:
             self._rows.admit_declared()
-            who = caller_of(batch_df, app_id=None, name=self._settings.name)
+            who = caller_named(batch_df, app_id=None, name=self._settings.name)
             started = self._known_checkpoint(batch_df).initial()
             self._origin = Origin.of_table(session, found, who.identity, self._settings, started=started)
             self._progress.may_have_gaps = self._may_have_gaps()
@@ -287,7 +287,7 @@ class TopicSink:
         events = batch.total(Kind.UNDECODABLE)
         if not events:
             return None
-        query = caller_of(batch_df, app_id=None, name=None).query
+        query = caller_named(batch_df, app_id=None, name=None).query
         known: dict[str, Any] = {
             "reasons": F.array(F.lit("undecodable")),
             "query": F.lit(query),
@@ -305,7 +305,7 @@ class TopicSink:
 
 def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
     """The sink behind a query's batch function."""
-    shape = of_settings(settings.shape)
+    shape = shape_from_settings(settings.shape)
     sink = MergeSink(
         target=settings.target,
         keys=settings.keys,

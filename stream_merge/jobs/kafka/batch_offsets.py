@@ -61,7 +61,7 @@ class Checkpoint(checkpoint.Checkpoint):
     def planned(self, batch_id: int) -> Offsets | None:
         """End offsets of a batch, run or not; None where there is no such batch (any more)."""
         ends = self.sources(batch_id)
-        if ends and checkpoint.of_files(ends):
+        if ends and checkpoint.are_file_offsets(ends):
             msg = (
                 f"[CHECKPOINT_MISMATCH] checkpoint {self.path!r} belongs to 'stream-merge files'; give this query its"
                 " own checkpoint"

@@ -11,24 +11,22 @@ from pyspark.sql import types as T
 
 from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET
 from stream_merge.jobs.units import Model
-from stream_merge.sources.databases.postgresql import (
+from stream_merge.sources.envelopes import debezium, plain
+from stream_merge.sources.envelopes.base import Format
+from stream_merge.sources.envelopes.debezium import Debezium
+from stream_merge.sources.envelopes.flattened import Added, Flattened
+from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.postgresql import (
     AmbiguousTypeError,
     BinaryHandling,
     DecimalHandling,
     HstoreHandling,
     IntervalHandling,
     Modes,
-    PostgreSQL,
     TimePrecision,
     connect_schema,
 )
-from stream_merge.sources.envelopes import debezium, plain
-from stream_merge.sources.envelopes.base import Format
-from stream_merge.sources.envelopes.debezium import Debezium
-from stream_merge.sources.envelopes.flattened import Added, Flattened
-from stream_merge.sources.envelopes.plain import PlainJson
-from stream_merge.sources.wire.base import RowOf
-from stream_merge.sources.wire.connect_json import ConnectJson
+from stream_merge.sources.wire.connect_json import ConnectJson, RowSchema
 from stream_merge.sources.wire.connect_schema import PLACEHOLDER, encoding
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat, NoKey, TextKey
@@ -82,12 +80,12 @@ class DebeziumFormat(Model):
             key: how they are written.
             key_completes: whether the job says so; deletes take the keys that they lack from there in any case.
         """
-        return Debezium(wire=self.wire(debezium.row_of), database=PostgreSQL(), key=key)
+        return Debezium(wire=self.wire(debezium.row_schema), key=key)
 
-    def wire(self, row_of: RowOf) -> ConnectJson:
+    def wire(self, row_schema: RowSchema) -> ConnectJson:
         """How values are written."""
         return ConnectJson(
-            row_of=row_of,
+            row_schema=row_schema,
             declared=self.declared(),
             placeholder=self.unavailable_value_placeholder,
             wanted=self.wanted(),
@@ -149,8 +147,7 @@ class FlattenedFormat(DebeziumFormat):
         """As `DebeziumFormat.format`."""
         added = Added(prefix=self.add_fields_prefix)
         return Flattened(
-            wire=self.wire(added.row_of),
-            database=PostgreSQL(),
+            wire=self.wire(added.row_schema),
             key=key,
             added=added,
             ordered_by_offset=self.position == "offset",

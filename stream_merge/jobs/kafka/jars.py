@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.spark.defaults import JARS, PACKAGES, listed
+from stream_merge.spark.confs import JARS, PACKAGES, listed
 from stream_merge.spark.downloads import (
     has_kafka_connector,
     kafka_coordinates,

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.settings import QuerySettings
-from stream_merge.jobs.watch.screen import whole_table
-from stream_merge.jobs.watch.text import escape_line
+from stream_merge.jobs.watch.screen import escape_line, whole_table
 from stream_merge.model.logs import counted
 from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.decode.events import PLACE

@@ -22,7 +22,7 @@ from yaml.scanner import ScannerError
 from stream_merge import shapes
 from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.kafka.formats import DebeziumFormat, KeyFormatSettings, KeySettings, ValueFormat
-from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, problems_of
+from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, validation_problems
 from stream_merge.jobs.units import (
     Bytes,
     JobPath,
@@ -37,9 +37,8 @@ from stream_merge.jobs.units import (
 from stream_merge.metrics.push import expect_gateway
 from stream_merge.metrics.server import Access
 from stream_merge.model import locations, names
-from stream_merge.model.maintenance import Maintenance, removed_settings
 from stream_merge.model.observer import Observer
-from stream_merge.model.settings import SchemaEvolution
+from stream_merge.model.settings import Maintenance, SchemaEvolution, removed_settings
 from stream_merge.model.table_ref import canonical_folder
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.kafka.connection import Connection, Isolation, Mechanism, Protocol, Security
@@ -209,7 +208,7 @@ def _shape_of_changes(shape: str | ClausesSettings) -> str | ClausesSettings:
     elif shape not in shapes.known_shapes():
         msg = f"[INVALID_SETTING] {shape!r} must be one of {', '.join(shapes.known_shapes())}, or clauses"
         raise ValueError(msg)
-    elif shapes.of_name(shape).is_whole:
+    elif shapes.from_name(shape).is_whole:
         msg = (
             f"[SHAPE_NEEDS_FULL_COPY] {shape!r} would delete every row that a micro-batch of a topic lacks; merge"
             " snapshots with 'stream-merge files --shape snapshot' or in Python"
@@ -389,7 +388,7 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
             # A list whose entries are refused counts as too short as well.
             is_inside = [other["loc"][: len(error["loc"])] == error["loc"] for other in found if other != error]
             if error["type"] != "too_short" or not any(is_inside):
-                problems += problems_of(_by_name(error, queries))
+                problems += validation_problems(_by_name(error, queries))
     if problems:
         raise ConfigError([located(str(path), problem) for problem in problems])
     return settings

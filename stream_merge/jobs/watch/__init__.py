@@ -1,1 +1,1 @@
-"""Streaming queries run in the foreground: start, watch, stop between two micro-batches."""
+"""Streaming queries in the foreground, and what they print."""

@@ -1,4 +1,4 @@
-"""Streaming queries through sinks: started together, watched from one thread, stopped between two micro-batches."""
+"""Streaming queries through sinks: started together, monitored from one thread, stopped between micro-batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*?)(?=^\s+at |^\s+\.\.\. |\Z)", re.MULTILINE | re.DOTALL)
 _QUERY_STATE = "=== Streaming Query ==="
 MOST_KEPT = 1_000
-"""Results of a run without an end that are kept, 5 KB each: of all of them a day would take hundreds of megabytes."""
+"""Cached results of an endless run, 5 KB each: all those of a day would take hundreds of megabytes."""
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -43,39 +43,36 @@ class Stream:
     """One streaming query to run."""
 
     name: str
-    """Query name: label of metrics and of the screen."""
+    """Query name: label of metrics and output."""
     events: DataFrame
     sink: BatchFunction
     checkpoint: str
     trigger_seconds: float = 1.0
-    """Least time between the starts of two micro-batches: without any, Spark would look for data a hundred times a
-    second."""
+    """Least time between the starts of two micro-batches; without, Spark checks for data a hundred times a second."""
 
 
 class BatchFunction(Protocol):
-    """What `foreachBatch` calls, and what it did last."""
+    """A function for `foreachBatch`."""
 
     @property
     def last_result(self) -> MergeResult | None:
-        """What the last call that did not raise did."""
-        ...
+        """Result of the last call that did not raise."""
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Merge a micro-batch."""
-        ...
 
 
 class QueryFailedError(Exception):
-    """A streaming query ended with an error that no sink raised on purpose: its source or Spark itself failed.
+    """A streaming query failed in its source or in Spark, not by an error of a sink.
 
     Attributes:
-        trace: everything that Spark said.
-        reason: what the innermost cause says, on one line.
+        trace: Spark's text.
+        reason: message of the innermost cause, on one line.
     """
 
     def __init__(self, query: str, cause: BaseException) -> None:
         self.trace = str(cause)
-        # Spark's text starts with the cause's message, and then describes the query; some causes have none.
+        # Spark's text has the cause's message, which may be empty, and then describes the query.
         is_mute = self.trace.lstrip().startswith(_QUERY_STATE)
         self.reason = root_cause(cause) if is_mute else innermost_message(self.trace)
         self.reason = environment.said(cause) or self.reason
@@ -90,21 +87,9 @@ def run(
     on_result: Callable[[str, MergeResult], None],
     keep: int | None = None,
 ) -> list[MergeResult]:
-    """Run streaming queries until they end, one of them fails, or someone stops them.
+    """Run streaming queries until they end, one of them fails, or `stopping` is set.
 
-    Args:
-        streams: what to run, side by side.
-        once: end when everything that is there now has been merged.
-        stopping: set it, from any thread, to end after the running micro-batches.
-        on_result: called in this thread for each micro-batch, with the stream's name.
-        keep: how many results to return; None: all, which take memory for as long as this runs.
-
-    Returns:
-        The results of the newest micro-batches, in the order of their ends.
-
-    Raises:
-        StreamMergeError: the first error of a sink, as the sink raised it.
-        QueryFailedError: any other end of a query.
+    Returns the newest `keep` results (None: all) in the order of their ends; `on_result` is called in this thread.
     """
     arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
     results: deque[MergeResult] = deque(maxlen=keep)
@@ -135,13 +120,8 @@ def run(
     return list(results)
 
 
-def total(results: Iterable[MergeResult]) -> EventCounts:
-    """The ledger of several micro-batches."""
-    return sum_of(result.events for result in results)
-
-
-def sum_of(counts: Iterable[EventCounts]) -> EventCounts:
-    """Several ledgers as one."""
+def total(counts: Iterable[EventCounts]) -> EventCounts:
+    """The sum of several ledgers."""
     sums = dict.fromkeys(("received", *FATES, "ties", "with_unknown_fields"), 0)
     for one in counts:
         for name in sums:
@@ -150,20 +130,19 @@ def sum_of(counts: Iterable[EventCounts]) -> EventCounts:
 
 
 @contextmanager
-def stop_on_signal(say: Callable[[str], None]) -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM, to this process or its JVM, into an event to stop by; a second one interrupts at once.
+def stop_on_signal(report: Callable[[str], None]) -> Iterator[threading.Event]:
+    """Set an event at Ctrl-C or SIGTERM to this process or its JVM; a second one interrupts at once.
 
-    Enter it after the Spark session has started: PySpark 4.2 installs a handler of its own then, which
-    cancels every job.
+    Enter it after the start of the Spark session: PySpark 4.2 then installs a handler that cancels every job.
     """
     stopping = threading.Event()
-    times = {"here": 0, "jvm": 0}  # a signal to the process group arrives at both and is one all the same
+    times = {"here": 0, "jvm": 0}  # a signal to the process group arrives at both
 
     def ask(door: str) -> bool:
         times[door] += 1
         if not stopping.is_set():
             stopping.set()
-            say("stopping after the micro-batch that is running; Ctrl-C again to stop at once")
+            report("stopping after the micro-batch that is running; Ctrl-C again to stop at once")
         return max(times.values()) > 1
 
     def here(_number: int, _frame: FrameType | None) -> None:
@@ -188,7 +167,7 @@ def stop_on_signal(say: Callable[[str], None]) -> Iterator[threading.Event]:
 
 @contextmanager
 def end_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the process with 0 while Spark starts: process 1 of a container would not heed it at all."""
+    """Let SIGTERM end the process with 0 while Spark starts: process 1 of a container ignores it by default."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -200,11 +179,11 @@ def end_on_sigterm() -> Iterator[None]:
 
 
 class _StoppedError(Exception):
-    """Ends a micro-batch that was delivered while the query was being stopped; nothing of it was read."""
+    """Ends an unread micro-batch that was delivered while the query was being stopped."""
 
 
 class Running:
-    """A started query, and the gate in front of its sink."""
+    """A started query, whose sink is called until it is stopped."""
 
     def __init__(
         self, stream: Stream, arrived: SimpleQueue[tuple[str, MergeResult]], closing: threading.Event, *, once: bool
@@ -230,7 +209,7 @@ class Running:
 
     @property
     def is_active(self) -> bool:
-        """Whether Spark still runs it."""
+        """Whether Spark runs it."""
         return self._query.isActive
 
     @property
@@ -241,10 +220,9 @@ class Running:
     def stop(self) -> None:
         """End the query after its running micro-batch and the record of it in the checkpoint.
 
-        Spark interrupts the query's thread, which may be planning the next micro-batch. It knows some of the errors
-        that come of that, not all (delta-io/delta#6158 has one without a message that a file system raises), so a
-        query that ran until here is stopped, whatever it says. A source that broke in this very moment does so
-        again at the next start.
+        Spark interrupts the query's thread, which may be planning the next micro-batch, and knows only some of the
+        resulting errors (not delta-io/delta#6158). So errors from here on are ignored; a broken source fails again at
+        the next start.
         """
         while self._query.isActive and not self._is_between_batches():
             time.sleep(_POLL_SECONDS)
@@ -255,12 +233,12 @@ class Running:
 
     @property
     def has_delivered(self) -> bool:
-        """Whether a micro-batch has ended since it was started."""
+        """Whether a micro-batch has ended since the start."""
         return self._last_batch_id is not None
 
     @property
     def failure(self) -> Exception | None:
-        """Why it ended: a sink's error as the sink raised it, or what Spark said; None after a clean end."""
+        """The sink's error, or a `QueryFailedError`; None after a clean end."""
         if isinstance(self._failure, StreamMergeError):
             return self._failure
         error = self._failure or (None if self._at_gate or self._is_cut_short else self._query.exception())
@@ -271,7 +249,7 @@ class Running:
         return failed
 
     def _merge(self, batch_df: DataFrame, batch_id: int) -> None:
-        """What foreachBatch calls, in a thread of the query."""
+        """Call the sink, in a thread of the query."""
         self._in_batch = True
         try:
             if self._closing.is_set():
@@ -285,13 +263,13 @@ class Running:
             raise
         except BaseException as err:
             self._failure = err
-            traceback.clear_frames(err.__traceback__)  # which hold the events of the batch
+            traceback.clear_frames(err.__traceback__)  # they reference the events of the batch
             raise
         finally:
             self._in_batch = False
 
     def _wait_for_the_end(self) -> None:
-        """Keep the query waiting until `stop` has told it to end: a batch that returned would count as merged."""
+        """Block until `stop` ends the query: a batch that returned would count as merged."""
         self._at_gate = True
         self._started.wait()
         while self._query.isActive:
@@ -305,25 +283,25 @@ class Running:
         if self._in_batch:
             return False
         if self._failure is not None:
-            # It ends by itself. Stopped meanwhile, Spark 4.2 would search the error's text for an interrupt, by an
-            # expression that overflows the stack on a long one: a thousand lines on the screen.
+            # It ends by itself. Stopped meanwhile, Spark 4.2 would search the error's text for an interrupt, with a
+            # pattern that overflows the stack on long ones.
             return False
         if self._last_batch_id is None:
             return True
-        # Spark reports a micro-batch after it has recorded it; stopped earlier, it would be delivered again.
+        # Spark reports a micro-batch after recording it; stopped earlier, it would be delivered again.
         progress = self._query.lastProgress
         return progress is not None and progress["batchId"] >= self._last_batch_id
 
 
 def innermost_message(trace: str) -> str:
-    """What the last cause of a Java stack trace says, on one line; the text's first line if there is no cause."""
+    """The message of the last cause in a Java stack trace, on one line; without a cause the text's first line."""
     causes = _CAUSE.findall(trace)
-    said = environment.without_tracebacks(causes[-1]) if causes else environment.first_line(trace.strip())
-    return " ".join(line.strip() for line in said.strip().splitlines()) or "no message"
+    message = environment.without_tracebacks(causes[-1]) if causes else environment.first_line(trace.strip())
+    return " ".join(line.strip() for line in message.strip().splitlines()) or "no message"
 
 
 def drained(queue: SimpleQueue[tuple[str, MergeResult]]) -> Iterator[tuple[str, MergeResult]]:
-    """What has arrived by now."""
+    """The current items of a queue."""
     while True:
         try:
             yield queue.get_nowait()

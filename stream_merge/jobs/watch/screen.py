@@ -1,42 +1,37 @@
-"""What a person sees while micro-batches are merged: a table that grows on a terminal, a line per batch elsewhere."""
+"""Output of running queries: a live table on a terminal, a line per micro-batch elsewhere; totals at the end."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
+from rich import markup
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from stream_merge.jobs.watch.text import escape_line
+from stream_merge.jobs.watch import queries
 from stream_merge.model.logs import counted
 from stream_merge.model.results import FATES, PHASES, EventCounts, MergeResult, Phase
 
 _LOG = logging.getLogger("stream_merge")
 _ROWS = 12
-"""Micro-batches on the screen; older ones scroll out of the table."""
+"""Micro-batches in the table."""
 _PLAIN_WIDTH, _WIDE_WIDTH = 108, 140
-"""Columns of a terminal from which on words fit that are not cut short, and phases beside them."""
+"""Least widths of a terminal for full words, and for phases beside them."""
 _PHASES_IN_TABLE = 3
 _NEGLIGIBLE_SECONDS = 0.05
 """Phases shorter than this are not named."""
 
-_STYLES = {
-    "inserted": "green",
-    "updated": "cyan",
-    "deleted": "red",
-    "stale": "yellow",
-    "quarantined": "magenta",
-}
+_STYLES = {"inserted": "green", "updated": "cyan", "deleted": "red", "stale": "yellow", "quarantined": "magenta"}
 _SHORT = {
     "quarantined": "quar.",
     "collapsed": "coll.",
@@ -57,40 +52,34 @@ _EXPLAINED = {
     "updated": "changed a row",
     "deleted": "removed a row",
 }
+_COMMANDS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters other than the line feed, and those that change the direction of writing."""
+
+
+def escape(text: str) -> str:
+    """Text for `Console.print`: without rich's markup, and with control characters as their escapes."""
+    return markup.escape(_COMMANDS.sub(lambda match: match.group().encode("unicode_escape").decode(), text))
+
+
+def escape_line(text: str) -> str:
+    """`escape` on one line."""
+    return escape(text).replace("\n", "\\n")
 
 
 def whole_table(*names: str) -> Table:
-    """A table that shows every character on a narrow screen, too."""
+    """A table that folds its cells instead of cutting them short."""
     return Table(*(Column(name, overflow="fold") for name in names))
 
 
-class Teller:
-    """Prints what is worth knowing, one subject a line."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def __call__(self, about: str, text: str, *, good: bool | None = None) -> None:
-        """Print a line.
-
-        Args:
-            about: subject, a word or two.
-            text: the rest.
-            good: a verdict, or None where there is nothing to judge.
-        """
-        mark = {None: " ", True: "[green]✓[/]", False: "[bold red]✗[/]"}[good]
-        subject = escape_line(about.ljust(12))
-        self._console.print(f"{mark} [bold]{subject}[/]{escape_line(text)}", highlight=False, soft_wrap=True)
+def print_status(console: Console, about: str, text: str, *, good: bool | None = None) -> None:
+    """Print a line about a subject, with a check mark or a cross where `good` judges it."""
+    mark = {None: " ", True: "[green]✓[/]", False: "[bold red]✗[/]"}[good]
+    subject = escape_line(about.ljust(12))
+    console.print(f"{mark} [bold]{subject}[/]{escape_line(text)}", highlight=False, soft_wrap=True)
 
 
 class Screen:
-    """The running table of micro-batches.
-
-    Args:
-        console: where to show it.
-        batches: how many are expected; None when nobody knows.
-        several_streams: name the stream of each micro-batch.
-    """
+    """The running table of micro-batches, of which `batches` are expected (None: unknown)."""
 
     def __init__(self, console: Console, *, batches: int | None = None, several_streams: bool = False) -> None:
         self._console = console
@@ -120,9 +109,7 @@ class Screen:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop drawing; the table stays."""
         if self._console.is_terminal:
             _LOG.removeHandler(self._listener)
@@ -140,14 +127,14 @@ class Screen:
             self._console.print(self._line(stream, result), highlight=False, soft_wrap=True)
 
     def behind(self, stream: str, events: int) -> None:
-        """Show how many events a stream without a micro-batch has before it; where nothing is drawn, once."""
+        """Show the lag of a stream without micro-batch; once where there is no terminal."""
         text = f"{events:,} events behind, no batch yet"
         if stream not in self._notes and not self._console.is_terminal:
             self._console.print(f"{escape_line(stream)}: {text}", highlight=False, soft_wrap=True)
         self.note(stream, text)
 
     def note(self, about: str, text: str | None) -> None:
-        """Keep a line below the table until it is replaced, or taken away by None; elsewhere the log has it."""
+        """Show a line below the table until it is replaced, or removed by None; elsewhere the log has it."""
         if text is None:
             self._notes.pop(about, None)
         else:
@@ -192,19 +179,19 @@ class Screen:
 
 
 def header(name: str, width: int) -> str:
-    """Of a column of numbers, on a terminal so wide."""
+    """The name of a column of numbers on a terminal of `width` columns."""
     return name if width >= _PLAIN_WIDTH else _SHORT.get(name, name)
 
 
 class _Listener(logging.Handler):
-    """Hears what the job logs, and keeps what lasts on the screen."""
+    """Shows logged conditions that last below the table."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(logging.WARNING)
         self._screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note it."""
+        """Show or remove the line of an event."""
         fields = record.__dict__
         match fields.get("event"):
             case "broker_away":
@@ -221,7 +208,7 @@ def _topics(query: str) -> str:
 
 
 def ledger(counts: EventCounts) -> Table:
-    """What became of every event, with the sum."""
+    """The events by fate, with the sum."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(justify="right")
     table.add_column()
@@ -233,37 +220,77 @@ def ledger(counts: EventCounts) -> Table:
 
 
 @dataclass(kw_only=True, slots=True)
-class LostCommits:
-    """How often other writers won."""
+class Merged:
+    """Sums of what one query did: it may have run for months."""
 
-    by_class: Counter[str] = field(default_factory=Counter)
+    name: str
+    target: str
+    quarantine: str
+    """Table of events that could not be merged."""
+    has_failed: bool = False
     micro_batches: int = 0
+    events: EventCounts = field(default_factory=EventCounts)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Quarantined events by reason; one event can have several."""
+    lost_commits: Counter[str] = field(default_factory=Counter)
+    """Commits lost to other writers, by Delta's class."""
+    conflicting_batches: int = 0
     waited_seconds: float = 0.0
 
     def add(self, result: MergeResult) -> None:
         """Count one more micro-batch."""
-        self.by_class.update(result.conflicts)
-        self.micro_batches += bool(result.conflicts)
+        self.micro_batches += 1
+        self.events = queries.total([self.events, result.events])
+        self.reasons.update(result.reasons)
+        self.lost_commits.update(result.conflicts)
+        self.conflicting_batches += bool(result.conflicts)
         self.waited_seconds += result.seconds.get("backoff", 0.0)
 
-    def said(self) -> str:
-        """In one sentence."""
-        if not self.by_class:
+    def conflicts(self) -> str:
+        """The lost commits in one sentence."""
+        if not self.lost_commits:
             return "no commit was lost to another writer"
-        named = ", ".join(f"{times} {name}" for name, times in sorted(self.by_class.items()))
+        named = ", ".join(f"{times} {name}" for name, times in sorted(self.lost_commits.items()))
         return (
-            f"{counted(self.by_class.total(), 'lost commit')} ({named}) in"
-            f" {counted(self.micro_batches, 'micro-batch')}, retried after"
+            f"{counted(self.lost_commits.total(), 'lost commit')} ({named}) in"
+            f" {counted(self.conflicting_batches, 'micro-batch')}, retried after"
             f" {self.waited_seconds:.1f} s of waiting in all"
         )
 
 
-def conflicts(results: Iterable[MergeResult]) -> str:
-    """How often other writers won, in one sentence."""
-    lost = LostCommits()
-    for result in results:
-        lost.add(result)
-    return lost.said()
+def show_merged(merged: Sequence[Merged], console: Console, *, was_stopped: bool) -> None:
+    """Print the ledger of a run and the totals of each query; `was_stopped`: before everything was merged."""
+    alone = len(merged) == 1
+    counts = queries.total(one.events for one in merged)
+    if counts.received:
+        console.print()
+        console.print(ledger(counts) if alone else _by_query(merged, counts, console.width))
+        console.print()
+    for one in merged:
+        query = "" if alone else f"{one.name}: "
+        how = "failed" if one.has_failed else "stopped" if was_stopped else "done"
+        batches = counted(one.micro_batches, "micro-batch")
+        events = counted(one.events.received, "event")
+        print_status(console, how, f"{query}{events} in {batches} merged into {one.target}")
+        if one.events.quarantined:
+            reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(one.reasons.items()))
+            events = counted(one.events.quarantined, "event")
+            print_status(console, "quarantine", f"{query}{events} ({reasons}) in {one.quarantine}")
+        if one.events.with_unknown_fields:
+            events = counted(one.events.with_unknown_fields, "event")
+            print_status(console, "left out", f"{query}fields that the schema lacks, of {events}")
+        if one.lost_commits:
+            print_status(console, "conflicts", f"{query}{one.conflicts()}")
+
+
+def _by_query(merged: Sequence[Merged], counts: EventCounts, width: int) -> Table:
+    """The ledger with a line for each query, and one for their sum."""
+    names = ("received", *FATES)
+    numbers = (Column(header(name, width), justify="right", no_wrap=True) for name in names)
+    table = Table(Column("query", overflow="fold"), *numbers, box=None, pad_edge=False, header_style="bold")
+    for title, events in [*((escape_line(one.name), one.events) for one in merged), ("[bold]sum[/]", counts)]:
+        table.add_row(title, *(f"{getattr(events, name):,}" for name in names))
+    return table
 
 
 def _count(number: int) -> str:
@@ -279,6 +306,6 @@ def _tries(result: MergeResult) -> str:
 
 
 def phases(seconds: Mapping[Phase, float], most: int | None = None) -> str:
-    """Where the time of a batch went, the longest phase first; negligible ones are left out."""
+    """The phases of a batch, the longest first, without negligible ones."""
     named = {phase: spent for phase in PHASES if (spent := seconds.get(phase, 0.0)) >= _NEGLIGIBLE_SECONDS}
     return ", ".join(f"{phase} {spent:.1f}" for phase, spent in sorted(named.items(), key=lambda item: -item[1])[:most])

@@ -1,1 +1,1 @@
-"""Records in, change events out: what Spark's workers run."""
+"""Decoding of records into change events, in Spark's workers."""

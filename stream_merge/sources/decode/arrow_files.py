@@ -1,7 +1,6 @@
-"""Events of a batch in Arrow files of this machine: they reach the driver without becoming rows of the JVM.
+"""Decoded events in local Arrow files, where the workers run on the driver's machine.
 
-Only where the workers run on the driver's machine. Rows cost the JVM twice the time that decoding them takes:
-each is written by a worker, read, copied, kept, and written again for the driver.
+As rows of the JVM they cost twice the time of decoding: written by a worker, read, copied, cached, written again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge.sources.decode.decoding import Decoder, old_keys_of
+from stream_merge.sources.decode.decoding import Decoder, old_keys
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.spark.versions import arrow_table, arrow_type, decoded
 
@@ -35,65 +34,57 @@ _PLACE = T.StructType(
 _LOCAL = re.compile(r"local(\[.*\])?")
 _FILE, _EVENTS = "file", "events"
 _AT_ONCE = 500
-"""Events that the JVM gets as one row, before it makes a row of each."""
+"""Events in one row of the JVM, before `inline`."""
 
 
 def workers_are_here(session: SparkSession) -> bool:
-    """Whether all of Spark runs in the driver's process, so that its workers see the driver's files."""
+    """Whether the workers run on the driver's machine: master `local`."""
     return _LOCAL.fullmatch(str(session.sparkContext.master)) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spool:
-    """The events of one batch; nothing after this reads their source again."""
+    """The decoded events of one batch."""
 
     session: SparkSession
     folder: str
     files: tuple[str, ...]
     schema: T.StructType
-    """Of the events: `PLACE`, then as `Reading.schema` says."""
+    """`PLACE` and `Reading.schema`."""
 
     def table(self) -> pa.Table:
         """The events, in the order of their tasks; mapped, not read."""
         schema = _arrow_schema(self.schema)
-        found = [_opened(file).read_all() for file in self.files]
-        return pa.concat_tables([schema.empty_table(), *found])
+        return pa.concat_tables([schema.empty_table(), *(_opened(file).read_all() for file in self.files)])
 
     def frame(self) -> DataFrame:
         """The events as rows; reads the files whenever it runs."""
-        opened_files = {file: _opened(file) for file in self.files}
-        batches = [(file, i) for file, found in opened_files.items() for i in range(found.num_record_batches)]
-        places = [
-            (file, i, start)
-            for file, i in batches
-            for start in range(0, opened_files[file].get_batch(i).num_rows, _AT_ONCE)
+        readers = {file: _opened(file) for file in self.files}
+        batches = [(file, i) for file, reader in readers.items() for i in range(reader.num_record_batches)]
+        slices = [
+            (file, i, start) for file, i in batches for start in range(0, readers[file].get_batch(i).num_rows, _AT_ONCE)
         ]
         dtype, count = T.ArrayType(self.schema), _AT_ONCE
 
         def opened(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
             for (numbers,) in batches:
-                yield pa.concat_arrays(
-                    [_as_list(*place, count, dtype) for place in map(places.__getitem__, numbers.to_pylist())]
-                )
+                wanted = map(slices.__getitem__, numbers.to_pylist())
+                yield pa.concat_arrays([_as_list(*one, count, dtype) for one in wanted])
 
-        if not places:
+        if not slices:
             return self.session.createDataFrame([], self.schema)
-        numbers = self.session.range(0, len(places), 1, len(batches))
-        found = decoded(numbers, opened, "id", dtype=dtype, name=_EVENTS)
-        return found.select(F.inline(_EVENTS))
+        numbers = self.session.range(0, len(slices), 1, len(batches))
+        return decoded(numbers, opened, "id", dtype=dtype, name=_EVENTS).select(F.inline(_EVENTS))
 
     def remove(self) -> None:
-        """Delete the files; what is still mapped stays readable."""
+        """Delete the files; mapped ones stay readable."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def spooled(records: DataFrame, decoder: Decoder) -> Spool:
-    """Decode records into files.
-
-    Cost: one Spark job, which reads the records once.
-    """
+    """The records decoded into files, by one Spark job that reads them once."""
     session = records.sparkSession
-    # Spark removes what lies there when its JVM ends, also after the driver was killed; not when it is killed itself.
+    # Spark removes this folder when its JVM ends, also after the driver was killed; not when it is killed itself.
     folder = tempfile.mkdtemp(prefix="events-", dir=SparkFiles.getRootDirectory())
     schema = T.StructType([*_PLACE.fields, *decoder.schema.fields])
     stored = _arrow_schema(schema)
@@ -102,18 +93,18 @@ def spooled(records: DataFrame, decoder: Decoder) -> Spool:
         path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
         deleted: set[tuple[int, bytes]] = set()
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, stored) as writer:
-            told = False
-            for *place, keys, values, old_keys in batches:
+            has_path = False
+            for *place, keys, values, old in batches:
                 count = len(values)
                 if count:
-                    events = decoder.decode(keys, values, place[1], deleted, old_keys)
+                    events = decoder.decode(keys, values, place[1], deleted, old)
                     writer.write_batch(_placed(place, events, stored))
-                yield pa.array([None if told else path] + [None] * (count - 1) if count else [], pa.string())
-                told = told or count > 0
+                yield pa.array([None if has_path else path] + [None] * (count - 1) if count else [], pa.string())
+                has_path = has_path or count > 0
 
-    inputs = (*PLACE, "key", "value", old_keys_of(records))
+    inputs = (*PLACE, "key", "value", old_keys(records))
     try:
-        # The filter must not run it a second time.
+        # Not repeatable: the filter must not decode again.
         written = decoded(records, spool, *inputs, dtype=T.StringType(), name=_FILE, is_repeatable=False)
         files = arrow_table(written.where(F.col(_FILE).isNotNull()))[_FILE].to_pylist()
     except BaseException:
@@ -123,8 +114,8 @@ def spooled(records: DataFrame, decoder: Decoder) -> Spool:
 
 
 def _placed(place: list[pa.Array], events: pa.StructArray, schema: pa.Schema) -> pa.RecordBatch:
-    where = [column.cast(schema.field(i).type) for i, column in enumerate(place)]
-    return pa.RecordBatch.from_arrays([*where, *events.flatten()], schema=schema)
+    columns = [column.cast(schema.field(i).type) for i, column in enumerate(place)]
+    return pa.RecordBatch.from_arrays([*columns, *events.flatten()], schema=schema)
 
 
 def _arrow_schema(schema: T.StructType) -> pa.Schema:
@@ -136,7 +127,7 @@ def _opened(file: str) -> pa.RecordBatchFileReader:
 
 
 def _as_list(file: str, number: int, start: int, count: int, dtype: T.ArrayType) -> pa.ListArray:
-    """Part of a batch of a file as one list."""
+    """A slice of a file's batch as one list."""
     batch = _opened(file).get_batch(number).slice(start, count)
     events = pa.StructArray.from_arrays(batch.columns, fields=list(arrow_type(dtype).value_type))
     return pa.ListArray.from_arrays(pa.array([0, len(events)], pa.int32()), events)

@@ -1,4 +1,4 @@
-"""What is written as expected, decoded all at once: column by column, in a sixth of the time."""
+"""Decodes records of the expected form column by column, in a sixth of the time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,17 @@ from stream_merge.spark.versions import arrow_type
 
 
 class Piece(NamedTuple):
-    """The events of some of the records."""
+    """Events of some of the records."""
 
     indexes: pa.Int64Array
-    """Which of the given records they are, ascending."""
+    """Indexes of the records, ascending."""
     events: pa.StructArray
-    """As `Reading.schema` says."""
+    """In `Reading.schema`."""
     are_deletes: bool
 
 
 def pieces(reading: Reading, keys: pa.BinaryArray, values: pa.BinaryArray) -> Iterator[Piece]:
-    """Decode those records of which it is sure that reading them one by one gives the same.
-
-    Args:
-        reading: how they are to be read.
-        keys: of the records.
-        values: of the records.
-    """
+    """Events of the records that surely give the same read one by one."""
     fitting = pc.indices_nonzero(pc.less_equal(pc.binary_length(values), reading.max_value_bytes)).cast(pa.int64())
     given = values if len(fitting) == len(values) else values.take(fitting)
     for read in reading.format.read_many(given):
@@ -45,9 +39,9 @@ def pieces(reading: Reading, keys: pa.BinaryArray, values: pa.BinaryArray) -> It
 
 def _upserts(reading: Reading, read: ReadMany) -> Iterator[Piece]:
     encodings = reading.format.encodings(read.schema_id)
-    read = read.where(_have_what_they_must(reading, encodings, read.image))
-    if len(read.indexes):  # else a key may be missing in the schema
-        read = read.where(_surely_keep_their_keys(reading, read))
+    read = read.where(_are_complete(reading, encodings, read.image))
+    if len(read.indexes):  # else the schema may lack a key
+        read = read.where(_have_same_keys(reading, read))
     count = len(read.indexes)
     if not count:
         return
@@ -59,43 +53,43 @@ def _upserts(reading: Reading, read: ReadMany) -> Iterator[Piece]:
         if encoding is not None:
             column = _column(encoding, read.image.field(field.name))
             if column is None:
-                if count >= 2 * FEWEST:  # the halves that can be read at once
+                if count >= 2 * FEWEST:
                     yield from _upserts(reading, read.slice(0, count // 2))
                     yield from _upserts(reading, read.slice(count // 2, count - count // 2))
                 return
             decoded = column
         columns.append(decoded.values if decoded.values.type == dtype else decoded.values.cast(dtype))
         failed |= decoded.errors.keys()
-    if failed:  # one by one they are told what is wrong
+    if failed:  # these are read one by one, for the reason
         good = pc.invert(pc.is_in(pa.arange(0, count), value_set=pa.array(list(failed), pa.int64())))
         read, columns = read.where(good), [column.filter(good) for column in columns]
     absent = [name for name in reading.columns.names if name not in encodings]
     yield Piece(read.indexes, _events(reading, read, Kind.UPSERT, columns, absent or None), are_deletes=False)
 
 
-def _have_what_they_must(reading: Reading, encodings: Mapping[str, Encoding], image: pa.StructArray) -> pa.BooleanArray:
-    """Which rows have a value in each key and required column, and none that only stands for one."""
+def _are_complete(reading: Reading, encodings: Mapping[str, Encoding], image: pa.StructArray) -> pa.BooleanArray:
+    """Which rows have a value in each key and required column, and no placeholder."""
     is_complete = pa.repeat(pa.scalar(all(key in encodings for key in reading.keys)), len(image))
     for name in set(reading.columns.names).intersection(encodings):
         encoding, is_key, values = encodings[name], name in reading.keys, image.field(name)
         if is_key or not encoding.is_optional:
             is_complete = pc.and_(is_complete, values.is_valid())
         if not is_key and encoding.placeholders:
-            is_complete = pc.and_(is_complete, pc.invert(_stand_for_one(encoding, values)))
+            is_complete = pc.and_(is_complete, pc.invert(_are_placeholders(encoding, values)))
     return is_complete
 
 
-def _surely_keep_their_keys(reading: Reading, read: ReadMany) -> pa.BooleanArray:
-    """Which rows have the same keys before and after; a change of them is judged one by one."""
-    kept = pa.repeat(pa.scalar(True), len(read.indexes))
+def _have_same_keys(reading: Reading, read: ReadMany) -> pa.BooleanArray:
+    """Which rows have the same keys before and after; others are read one by one."""
+    same = pa.repeat(pa.scalar(True), len(read.indexes))
     for name in reading.keys if read.before is not None else ():
         before, after = pc.struct_field(read.before, name), read.image.field(name)
-        is_nested = pa.types.is_nested(after.type)  # Arrow does not compare such
-        kept = pc.and_(kept, before.is_null() if is_nested else pc.fill_null(pc.equal(before, after), True))
-    return kept
+        is_nested = pa.types.is_nested(after.type)  # Arrow does not compare these
+        same = pc.and_(same, before.is_null() if is_nested else pc.fill_null(pc.equal(before, after), True))
+    return same
 
 
-def _stand_for_one(encoding: Encoding, values: pa.Array) -> pa.BooleanArray:
+def _are_placeholders(encoding: Encoding, values: pa.Array) -> pa.BooleanArray:
     if pa.types.is_string(values.type):
         texts = [value for value in encoding.placeholders if isinstance(value, str)]
         return pc.is_in(values, value_set=pa.array(texts, pa.string()))
@@ -103,29 +97,30 @@ def _stand_for_one(encoding: Encoding, values: pa.Array) -> pa.BooleanArray:
 
 
 def _column(encoding: Encoding, values: pa.Array) -> Decoded | None:
-    """A column of what Arrow has read; None where it has forgotten what was written."""
-    read = None if encoding.many is None else encoding.many(values)
-    if read is not None:
-        return Decoded(read, {})
+    """A column that Arrow has read; None where it may have lost something."""
+    column = None if encoding.many is None else encoding.many(values)
+    if column is not None:
+        return Decoded(column, {})
     if not _is_as_in_json(encoding) or holds_decimal(encoding.wire):  # which has another number of digits
         return None
     return decode(encoding, values.to_pylist())
 
 
 def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator[Piece]:
-    """Deletes have their keys, from the record key where the row's image lacks them."""
+    """Deletes with their keys, from the record key where the row's image lacks them."""
     encodings = reading.format.encodings(read.schema_id)
     if not len(read.indexes) or not all(_is_as_in_json(encodings.get(key)) for key in reading.keys):
         return
-    of_record: list[Mapping[str, Any] | None] = [{}] * len(read.indexes)
+    record_keys: list[Mapping[str, Any] | None] = [{}] * len(read.indexes)
     if read.key_completes:
-        of_record = _key_fields(reading, keys.take(read.indexes), read.image)
-    sure = [fields is not None for fields in of_record]
+        record_keys = _key_fields(reading, keys.take(read.indexes), read.image)
+    sure = [fields is not None for fields in record_keys]
     columns = {}
     for name in reading.keys:
         image = read.image.field(name).to_pylist()
         values = [
-            (fields or {}).get(name) if value is None else value for value, fields in zip(image, of_record, strict=True)
+            (fields or {}).get(name) if value is None else value
+            for value, fields in zip(image, record_keys, strict=True)
         ]
         decoded = decode(encodings[name], values)
         sure = [is_sure and value is not None for is_sure, value in zip(sure, values, strict=True)]
@@ -145,17 +140,17 @@ def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator
 
 
 def _is_as_in_json(encoding: Encoding | None) -> TypeGuard[Encoding]:
-    """Whether Arrow's reader keeps what the value was; a double may have been an integer."""
+    """Whether Arrow's reader preserves the JSON value; a double may have been an integer."""
     return encoding is not None and encoding.wire is not None and not pa.types.is_floating(encoding.wire)
 
 
 def _key_fields(reading: Reading, keys: pa.BinaryArray, image: pa.StructArray) -> list[Mapping[str, Any] | None]:
-    """What the record keys say, where the image lacks a key; None for one that cannot be read."""
-    needless = reading.format.key.are_readable(keys)
+    """Fields of the record keys where the image lacks a key; None for a key that cannot be read."""
+    is_unneeded = reading.format.key.are_readable(keys)
     for name in reading.keys:
-        needless = pc.and_(needless, image.field(name).is_valid())
+        is_unneeded = pc.and_(is_unneeded, image.field(name).is_valid())
     fields: list[Mapping[str, Any] | None] = [{}] * len(keys)
-    for i in pc.indices_nonzero(pc.invert(needless)).to_pylist():
+    for i in pc.indices_nonzero(pc.invert(is_unneeded)).to_pylist():
         try:
             fields[i] = reading.format.key.fields(keys[i].as_py())
         except UndecodableError:
@@ -168,7 +163,7 @@ def _events(
 ) -> pa.StructArray:
     count = len(read.indexes)
     is_time = pc.and_(pc.greater_equal(read.source_millis, 0), pc.less(read.source_millis, MOST_MILLIS))
-    known = {
+    fields = {
         "kind": pa.repeat(pa.scalar(str(kind)), count),
         "position": read.position,
         "last_commit": read.last_commit,
@@ -178,8 +173,8 @@ def _events(
         "absent": pa.array([absent] * count, pa.list_(pa.string())),
     }
     if read.note is not None:
-        known["note"] = read.note
+        fields["note"] = read.note
     types = {field.name: arrow_type(field.dataType) for field in reading.schema.fields}
-    known[ROW] = pa.StructArray.from_arrays(columns, fields=list(types[ROW]))
-    arrays = [known[name].cast(dtype) if name in known else pa.nulls(count, dtype) for name, dtype in types.items()]
+    fields[ROW] = pa.StructArray.from_arrays(columns, fields=list(types[ROW]))
+    arrays = [fields[name].cast(dtype) if name in fields else pa.nulls(count, dtype) for name, dtype in types.items()]
     return pa.StructArray.from_arrays(arrays, names=list(types))

@@ -1,11 +1,10 @@
-"""Records in, change events out: what Spark's workers run for each batch of a topic's records."""
+"""Decodes a topic's records into change events, in Spark's workers."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -33,29 +32,29 @@ NO_KEY = "the record has neither key nor value"
 
 log = logging.getLogger(__name__)
 
-_KEPT_RAW = frozenset({Kind.UNDECODABLE, Kind.NULL_VALUE, Kind.OTHER_SCHEMA})
+_WITH_RAW = frozenset({Kind.UNDECODABLE, Kind.NULL_VALUE, Kind.OTHER_SCHEMA})
 _DECODED = "decoded"
 _OLD_KEY_HEADER = "__debezium.oldkey"
 """On the create of a key change (Debezium 3.4, RelationalChangeRecordEmitter)."""
 _HEADER_KEY = JsonKey()
-"""Kafka Connect's header converters write a key as JSON, whatever the record key's converter is."""
+"""Kafka Connect's header converters write keys as JSON, whatever the record key's converter."""
 
 
 def events(records: DataFrame, decoder: Decoder) -> DataFrame:
-    """Records as events: `PLACE`, `META` and the row, one for each record; nothing runs yet."""
-    found = decoded(
+    """Records as events: `PLACE` and `Reading.schema`, one for each record."""
+    rows = decoded(
         records,
         decoder,
-        *("key", "value", "partition", old_keys_of(records)),
+        *("key", "value", "partition", old_keys(records)),
         dtype=decoder.schema,
         name=_DECODED,
         keep=PLACE,
     )
-    return found.select(*PLACE, f"{_DECODED}.*")
+    return rows.select(*PLACE, f"{_DECODED}.*")
 
 
-def old_keys_of(records: DataFrame) -> Column:
-    """The header of each record that names the key of its row before, as bytes; NULL where there is none."""
+def old_keys(records: DataFrame) -> Column:
+    """The header of each record with the row's former key, as bytes; NULL without."""
     if "headers" in records.columns:
         return F.get(F.filter("headers", lambda header: header["key"] == _OLD_KEY_HEADER), F.lit(0))["value"]
     return F.col("raw_old_key") if "raw_old_key" in records.columns else F.lit(None).cast("binary")
@@ -63,13 +62,13 @@ def old_keys_of(records: DataFrame) -> Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder(Reading):
-    """Turns records into events; sent to the workers.
+    """Decodes records into events; sent to the workers.
 
-    Guarantees: one row out for each row in, in order. Never raises for what is in a record.
+    Guarantees: one event for each record, in order. Never raises for the content of a record.
     """
 
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        """Decode what one task reads: record keys, values and partitions, in the order of their offsets."""
+        """Decode a task's record keys, values, partitions and old keys, in the order of their offsets."""
         deleted: set[tuple[int, bytes]] = set()
         for keys, values, partitions, old_keys in batches:
             yield self.decode(keys, values, partitions, deleted, old_keys)
@@ -82,14 +81,9 @@ class Decoder(Reading):
         deleted: set[tuple[int, bytes]],
         old_keys: pa.BinaryArray | None = None,
     ) -> pa.StructArray:
-        """Decode one batch: what is written as expected all at once, the others one by one.
+        """Decode one batch in the order of its offsets: records of the expected form all at once, others one by one.
 
-        Args:
-            keys: of the records, in the order of their offsets within each partition.
-            values: of the records.
-            partitions: of the records.
-            deleted: partition and record key of each delete so far that is the last of its key; changed.
-            old_keys: of the records, the header that names the key of before; None: no record has it.
+        `deleted` has partition and record key of each delete so far that is the last of its key; it is changed.
         """
         if old_keys is None:
             old_keys = pa.nulls(len(keys), pa.binary())
@@ -98,14 +92,14 @@ class Decoder(Reading):
         rest = _others(len(values), done)
         records = Records(rest.to_pylist(), *(c.take(rest).to_pylist() for c in (keys, values, partitions, old_keys)))
         reads = [self._read(key, value) for key, value in zip(records.keys, records.values, strict=True)]
-        deletes = _places([piece.indexes for piece in at_once if piece.are_deletes], keys, partitions)
+        deletes = _positions([piece.indexes for piece in at_once if piece.are_deletes], keys, partitions)
         gone = {key for _, key in deleted} | {key for _, (_, key) in deletes}
         gone |= {
             key for read, key in zip(reads, records.keys, strict=True) if read.kind is Kind.DELETE and key is not None
         }
-        back = _places([piece.indexes for piece in at_once if not piece.are_deletes], keys, partitions, only=gone)
+        back = _positions([piece.indexes for piece in at_once if not piece.are_deletes], keys, partitions, only=gone)
         null_values.mark_redundant(reads, records, deletes, back, deleted)
-        null_values.judge_keys(reads, partial(null_values.key_problem, self.format, self.columns, self.keys))
+        null_values.judge_keys(reads, self.format, self.columns, self.keys)
         events = self._events(reads, records)
         if not at_once:
             return events
@@ -116,7 +110,7 @@ class Decoder(Reading):
         try:
             return list(pieces(self, keys, values)) if len(values) >= FEWEST else []
         except Exception as err:
-            # As with one record below: whatever the records hold, they must not stop the query.
+            # Whatever the records contain, they must not stop the query.
             tell(log.warning, "not_decoded_at_once", error=f"{type(err).__name__}: {err}")
             return []
 
@@ -128,18 +122,18 @@ class Decoder(Reading):
         except UndecodableError as err:
             return Read(Kind.UNDECODABLE, note=str(err))
         except Exception as err:
-            # Whatever a record holds, it must not stop the query; a format that stumbles says so in its own words.
+            # Whatever a record contains, it must not stop the query.
             return Read(Kind.UNDECODABLE, note=f"{type(err).__name__}: {err}")
 
     def _read_strictly(self, key: bytes | None, value: bytes | None) -> Read:
         if value is None:
             if key is None:
                 raise UndecodableError(NO_KEY)
-            own = None if self.format.is_declared else self.format.key.schema(key)
-            own = own and connect_schema.part(own, self.keys)
+            schema = None if self.format.is_declared else self.format.key.schema(key)
+            schema = schema and connect_schema.part(schema, self.keys)
             if not self.known:
-                return Read(Kind.OTHER_SCHEMA, note=own and null_values.schema_of_key(own))
-            return Read(Kind.NULL_VALUE, folded(self.format.key.fields(key), set(self.keys)), own or "")
+                return Read(Kind.OTHER_SCHEMA, note=schema and null_values.key_note(schema))
+            return Read(Kind.NULL_VALUE, folded(self.format.key.fields(key), set(self.keys)), schema or "")
         if len(value) > self.max_value_bytes:
             msg = f"the value has {len(value)} bytes, more than max_value_bytes ({self.max_value_bytes})"
             raise UndecodableError(msg)
@@ -158,19 +152,19 @@ class Decoder(Reading):
         return read
 
     def _expect_same_keys(self, read: Read, record_key: bytes | None) -> None:
-        """Refuse an update that moves its row to another key, where nobody says that the old one is gone.
+        """Refuse an update that moves its row to another key, unless the record key has the changed columns.
 
-        Debezium (3.4) sends a delete and a create where a column of the record key changes, and an update else. Of
-        columns of the record key `before` says nothing: it has them only as far as the replica identity goes.
+        Debezium (3.4) sends a delete and a create where a column of the record key changes, else an update. `before`
+        has columns of the record key only as far as the replica identity goes.
         """
         changed = [n for n in self.keys if read.before.get(n) is not None and read.before[n] != read.fields.get(n)]
         if not changed:
             return
         try:
-            of_record = folded(self.format.key.fields(record_key), set(self.keys))
+            key_fields = folded(self.format.key.fields(record_key), set(self.keys))
         except UndecodableError:
-            of_record = {}
-        changed = [name for name in changed if name not in of_record]
+            key_fields = {}
+        changed = [name for name in changed if name not in key_fields]
         if changed:
             was, now = ({name: values.get(name) for name in changed} for values in (read.before, read.fields))
             msg = (
@@ -186,14 +180,14 @@ class Decoder(Reading):
     def _events(self, reads: list[Read], records: Records) -> pa.StructArray:
         missing = _Missing()
         rows = self._rows(reads, missing)
-        to_look_at = missing.to_look_at
-        kept = [read.kind in _KEPT_RAW or i in to_look_at for i, read in enumerate(reads)]
-        found: dict[str, list[Any]] = {
+        refusable = missing.null_keys | missing.unavailable.keys()
+        has_raw = [read.kind in _WITH_RAW or i in refusable for i, read in enumerate(reads)]
+        columns: dict[str, list[Any]] = {
             "kind": [str(read.kind) for read in reads],
             "note": [_storable(read.note) for read in reads],
-            "raw_key": [key if keep else None for key, keep in zip(records.keys, kept, strict=True)],
-            "raw_value": [value if keep else None for value, keep in zip(records.values, kept, strict=True)],
-            "raw_old_key": [key if keep else None for key, keep in zip(records.old_keys, kept, strict=True)],
+            "raw_key": _where(has_raw, records.keys),
+            "raw_value": _where(has_raw, records.values),
+            "raw_old_key": _where(has_raw, records.old_keys),
             "position": [read.position for read in reads],
             "last_commit": [read.last_commit for read in reads],
             "is_snapshot": [read.is_snapshot for read in reads],
@@ -203,38 +197,37 @@ class Decoder(Reading):
             "absent": [missing.absent.get(i) for i in range(len(reads))],
         }
         types = {field.name: arrow_type(field.dataType) for field in META.fields}
-        arrays = [pa.array(found[name], dtype) for name, dtype in types.items()]
+        arrays = [pa.array(columns[name], dtype) for name, dtype in types.items()]
         old = self._old_keys(reads, records.old_keys, missing)
         return pa.StructArray.from_arrays([*arrays, old, rows], names=[*types, OLD_KEY, ROW])
 
     def _rows(self, reads: list[Read], missing: _Missing) -> pa.StructArray:
-        """The rows as one struct column; spoils reads that do not fit."""
+        """The rows as one struct column; reads that do not fit become undecodable."""
         pieces: dict[str, list[pa.Array]] = {name: [] for name in self.columns.names}
         order: list[int] = []
         for group in self._groups(reads):
             order += group.indexes
             for fld in self.columns.fields:
                 pieces[fld.name].append(self._column(fld, group, reads, missing))
-        place = {row: i for i, row in enumerate(order)}
-        where = pa.array([place.get(i) for i in range(len(reads))], pa.int64())
+        index = {row: i for i, row in enumerate(order)}
+        indexes = pa.array([index.get(i) for i in range(len(reads))], pa.int64())
         fields = [pa.field(f.name, arrow_type(f.dataType)) for f in self.columns.fields]
         if not fields:  # no schema is known yet; from_arrays would make an array without rows
             return pa.nulls(len(reads), pa.struct([]))
         arrays = [
-            pa.concat_arrays(pieces[fld.name]).take(where) if order else pa.nulls(len(reads), fld.type)
+            pa.concat_arrays(pieces[fld.name]).take(indexes) if order else pa.nulls(len(reads), fld.type)
             for fld in fields
         ]
         return pa.StructArray.from_arrays(arrays, fields=fields)
 
     def _old_keys(self, reads: list[Read], old_keys: list[bytes | None], missing: _Missing) -> pa.StructArray:
-        """The former keys of rows that lack something; one that cannot be read helps nobody and is left out."""
-        dtype = arrow_type(self.key_columns)
-        found: list[dict[str, Any] | None] = [None] * len(reads)
+        """The former keys of rows with unavailable values; NULL where one cannot be read."""
+        keys: list[dict[str, Any] | None] = [None] * len(reads)
         for i in missing.unavailable:
             raw = old_keys[i]
             if raw is not None and reads[i].kind is Kind.UPSERT:
-                found[i] = self._old_key(raw, self.format.encodings(reads[i].schema_id))
-        return pa.array(found, dtype)
+                keys[i] = self._old_key(raw, self.format.encodings(reads[i].schema_id))
+        return pa.array(keys, arrow_type(self.key_columns))
 
     def _old_key(self, raw: bytes, encodings: Mapping[str, Encoding]) -> dict[str, Any] | None:
         try:
@@ -247,15 +240,15 @@ class Decoder(Reading):
         return {name: one.values[0].as_py() for name, one in decoded.items()}
 
     def _groups(self, reads: list[Read]) -> list[_Group]:
-        """Rows that are written alike."""
+        """Rows by schema and by whether they have all columns."""
         groups: dict[tuple[str, bool], _Group] = {}
-        of_keys = self._schema_of_keys()
+        default_schema = self._widest_schema()
         for i, read in enumerate(reads):
             is_upsert = read.kind is Kind.UPSERT
             if not is_upsert and read.kind not in (Kind.DELETE, Kind.NULL_VALUE):
                 continue
-            # Keys of null-value records that bring no schema are written like those of the events around them.
-            schema_id = read.schema_id or of_keys
+            # Keys of null-value records without schema have the form of the events around them.
+            schema_id = read.schema_id or default_schema
             group = groups.get((schema_id, is_upsert))
             if group is None:
                 encodings = self.format.encodings(schema_id)
@@ -268,13 +261,13 @@ class Decoder(Reading):
                 group.indexes.append(i)
         return list(groups.values())
 
-    def _schema_of_keys(self) -> str:
-        """The schema to read a key by that does not say its own: of those that are known one with the widest types."""
-        found: str | None = None
+    def _widest_schema(self) -> str:
+        """The known schema with the widest keys, for keys without schema."""
+        widest: str | None = None
         for schema_id in sorted(self.known):
-            if found is None or self._has_wider_keys(self.format.encodings(schema_id), self.format.encodings(found)):
-                found = schema_id
-        return found or ""
+            if widest is None or self._has_wider_keys(self.format.encodings(schema_id), self.format.encodings(widest)):
+                widest = schema_id
+        return widest or ""
 
     def _has_wider_keys(self, one: Mapping[str, Encoding], other: Mapping[str, Encoding]) -> bool:
         types = [(one[key].dtype, other[key].dtype) for key in self.keys if key in one and key in other]
@@ -287,9 +280,9 @@ class Decoder(Reading):
             if group.is_upsert:
                 _note(missing.absent, indexes, name)
             return pa.nulls(len(indexes), dtype)
-        found = [reads[i].fields.get(name, _ABSENT) for i in indexes]
-        values = [None if value is _ABSENT else value for value in found]
-        for n, value in enumerate(found):
+        given = [reads[i].fields.get(name, _ABSENT) for i in indexes]
+        values = [None if value is _ABSENT else value for value in given]
+        for n, value in enumerate(given):
             if value is _ABSENT and (is_key or not group.may_lack):
                 _spoil(reads, indexes[n], f"column {name!r}: the field is missing")
             elif value is _ABSENT:
@@ -310,13 +303,13 @@ class Decoder(Reading):
 
 @dataclass(kw_only=True, slots=True)
 class _Group:
-    """Rows of a batch that are written in one schema."""
+    """Rows of a batch in one schema."""
 
     encodings: Mapping[str, Encoding]
     is_upsert: bool
-    """Whether they have all columns; others only have their keys."""
+    """Whether they have all columns; others have only their keys."""
     may_lack: bool
-    """Whether a column may be missing in a row: nothing in the record says that it must be there."""
+    """Whether a row may lack a column: the schema is not the record's own."""
     indexes: list[int] = field(default_factory=list)
 
 
@@ -325,16 +318,16 @@ _BIGINT = 2**63
 
 
 def _others(count: int, done: pa.Int64Array) -> pa.Int64Array:
-    """The records that are not done yet."""
-    everything = pa.arange(0, count)
-    return everything.filter(pc.invert(pc.is_in(everything, value_set=done)))
+    """Indexes of the records that are not done."""
+    indexes = pa.arange(0, count)
+    return indexes.filter(pc.invert(pc.is_in(indexes, value_set=done)))
 
 
-def _places(
+def _positions(
     passed: list[pa.Int64Array], keys: pa.BinaryArray, partitions: pa.Int32Array, *, only: set[bytes] | None = None
 ) -> list[tuple[int, tuple[int, bytes]]]:
-    """Place in the batch, partition and record key of these records; of those whose key is among `only` where given."""
-    found: list[tuple[int, tuple[int, bytes]]] = []
+    """Index in the batch, partition and record key of these records, where given of those with a key in `only`."""
+    positions: list[tuple[int, tuple[int, bytes]]] = []
     for indexes in passed if only is None or only else []:
         wanted = indexes
         if only is not None:
@@ -342,26 +335,25 @@ def _places(
         columns = (wanted, partitions.take(wanted), keys.take(wanted))
         for i, partition, key in zip(*(column.to_pylist() for column in columns), strict=True):
             if key is not None:
-                found.append((i, (partition, key)))
-    return found
+                positions.append((i, (partition, key)))
+    return positions
 
 
 @dataclass(slots=True)
 class _Missing:
-    """Row -> columns that it does not carry."""
+    """Row -> columns that it lacks."""
 
     unavailable: dict[int, list[str]] = field(default_factory=dict)
     absent: dict[int, list[str]] = field(default_factory=dict)
     null_keys: set[int] = field(default_factory=set)
 
-    @property
-    def to_look_at(self) -> set[int]:
-        """Rows that the contract may refuse."""
-        return self.null_keys | self.unavailable.keys()
+
+def _where(mask: list[bool], values: list[bytes | None]) -> list[bytes | None]:
+    return [value if is_set else None for value, is_set in zip(values, mask, strict=True)]
 
 
 def _storable(text: str | None) -> str | None:
-    """A text out of a record; JSON can write halves of characters, UTF-8 cannot."""
+    """A record's text in UTF-8, which has no lone surrogates, as JSON does."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What a record becomes: where it stood, what is known of it, and the row."""
+"""Columns of decoded records: position, metadata and the row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 from stream_merge.sources.envelopes.base import Format
 
 PLACE = ("topic", "partition", "offset", "timestamp")
-"""Where a record stands; Spark's Kafka source names them so."""
+"""Position of a record, in the names of Spark's Kafka source."""
 META = T.StructType(
     [
         T.StructField("kind", T.StringType()),
@@ -27,43 +27,41 @@ META = T.StructType(
         T.StructField("absent", T.ArrayType(T.StringType())),
     ]
 )
-"""What is known of each record. What starts with `raw_` is kept only where somebody may have to look at them again;
-`position` and `last_commit` are places in the source's log (`Database`); `unavailable` names the columns whose value
-the source left out of the event, `absent` those that the event's own schema lacks; NULL where there are none."""
+"""Metadata of each record. `raw_` columns are NULL unless the record may be read again; `position` and `last_commit`
+belong to the source's log; `unavailable` names the columns whose value the source left out of the event, `absent` those
+that the event's own schema lacks."""
 OLD_KEY = "old_key"
-"""Column with the key that the row had before, where an event with unavailable values says so; else NULL."""
+"""Column with the row's former key, where an event with unavailable values has it; else NULL."""
 ROW = "row"
-"""Column with the decoded row; for deletes only its keys."""
+"""Column with the decoded row; of deletes only the keys."""
+MOST_MILLIS = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How records are to be read, and into which columns."""
+    """Format of records and the columns to decode them into."""
 
     format: Format
     columns: T.StructType
     """Columns of the row, in the target's types."""
     keys: tuple[str, ...]
     known: frozenset[str]
-    """Ids of the schemas whose columns are all in `columns`; an event in another is left for a second look."""
+    """Ids of the schemas whose columns are all in `columns`; others are `Kind.OTHER_SCHEMA`."""
     broken: Mapping[str, str] = field(default_factory=dict)
-    """Ids of schemas that nothing can be stored in, and why: their events are undecodable."""
+    """Id -> problem of schemas whose events are undecodable."""
     max_value_bytes: int
 
     @property
     def schema(self) -> T.StructType:
-        """Of the events: `META`, `OLD_KEY` and `ROW`."""
+        """`META`, `OLD_KEY` and `ROW`."""
         return T.StructType([*META.fields, T.StructField(OLD_KEY, self.key_columns), T.StructField(ROW, self.columns)])
 
     @property
     def key_columns(self) -> T.StructType:
-        """Those of `columns` that are keys."""
+        """The keys among `columns`."""
         return T.StructType([fld for fld in self.columns.fields if fld.name in self.keys])
 
 
 def is_time(millis: int | None) -> bool:
-    """Whether these are milliseconds since 1970 that a clock can show."""
+    """Whether these are valid milliseconds since 1970."""
     return millis is not None and 0 <= millis < MOST_MILLIS
-
-
-MOST_MILLIS = 2**53

@@ -1,1 +1,1 @@
-"""What a record says of its change: operation, position, the row before and after."""
+"""Envelopes of changes: operation, position, the row before and after."""

@@ -1,81 +1,76 @@
-"""What every format tells about a record, before any column is read."""
+"""Formats of change events: records taken apart before any column is decoded."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.wire.connect_json import DECLARED
+from stream_merge.sources.wire.connect_json import DECLARED, ConnectJson
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 
 
 class Kind(StrEnum):
-    """What a record is."""
+    """Kind of a record."""
 
     UPSERT = "upsert"
     DELETE = "delete"
     TRUNCATE = "truncate"
     NULL_VALUE = "null_value"
-    """Key without value: Kafka's tombstone. What it means depends on what came before it."""
+    """Key without value, Kafka's tombstone: its meaning depends on earlier records."""
     REDUNDANT = "redundant"
     """Key without value that repeats a delete."""
     FILTERED = "filtered"
-    """Belongs to the connector, not to the table; the note says what it is."""
+    """A record of the connector, not of the table; the note names its type."""
     UNDECODABLE = "undecodable"
-    """The note says why."""
+    """The note has the reason."""
     OTHER_SCHEMA = "other_schema"
-    """Written in a schema that the decoder has not been told of; the note holds it."""
-
-
-HEARTBEAT, SCHEMA_CHANGE, TRANSACTION, MESSAGE = "heartbeat", "schema_change", "transaction", "message"
+    """In a schema that the decoder does not know; the note has it."""
 
 
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Read(NamedTuple):
-    """A record, taken apart. A tuple, because a frozen dataclass takes three times as long to make."""
+    """A record, taken apart. A frozen dataclass takes three times as long to create."""
 
     kind: Kind
     fields: Mapping[str, Any] = _NO_FIELDS
     """JSON values of the row; for a delete those of its key."""
     schema_id: str = ""
-    """Which schema they are written in; "" is the declared one."""
+    """Schema of the fields; "" is the declared one."""
     position: int | None = None
-    """Where the connector read it in the source's log."""
+    """Position in the source's log."""
     is_snapshot: bool = False
     """Whether an initial snapshot read it."""
     source_millis: int | None = None
-    """When the source committed it, milliseconds since the epoch."""
+    """Commit time at the source, milliseconds since the epoch."""
     connector: str | None = None
-    """Name that the connector gives the source (`topic.prefix`)."""
+    """Name of the source in the connector (`topic.prefix`)."""
     last_commit: int | None = None
-    """As `Database.last_commit`."""
+    """Position of the last commit before the event."""
     note: str | None = None
-    """As the kind says; of an upsert in a file the names of its fields that are not columns."""
+    """See `Kind`; of an upsert in a file the names of its fields that are not columns."""
     before: Mapping[str, Any] = _NO_FIELDS
-    """JSON values of the row before an update, as far as the record tells."""
+    """JSON values of the row before an update, as far as the record has them."""
 
 
 class ReadMany(NamedTuple):
-    """Records in one schema, taken apart all at once: each is a row event, and `Format.read` says the same of it.
-
-    All arrays have a row per record.
-    """
+    """Row events in one schema, taken apart all at once as `Format.read` does; all arrays have a row per record."""
 
     indexes: pa.Int64Array
     """Which of the given records they are, ascending."""
     schema_id: str
     is_delete: pa.BooleanArray
     image: pa.StructArray
-    """The row, its columns as `Encoding.wire` says; NULL where a delete has none."""
+    """The row, in the types of `Encoding.wire`; NULL where a delete has none."""
     position: pa.Int64Array
     is_snapshot: pa.BooleanArray
     source_millis: pa.Int64Array
@@ -84,13 +79,13 @@ class ReadMany(NamedTuple):
     key_completes: bool
     """Whether the record key has the keys that the image of a delete lacks."""
     before: pa.StructArray | None = None
-    """Of upserts the row before, NULL where a record does not tell; None: none of them does."""
+    """The row before an update, NULL where unknown; None: unknown for all."""
     note: pa.StringArray | None = None
-    """As `Read.note`; None: there is none."""
+    """`Read.note` of each; None: no notes."""
 
     @classmethod
     def upserts(cls, indexes: pa.Int64Array, image: pa.StructArray, note: pa.StringArray | None = None) -> ReadMany:
-        """Rows in the declared schema, of which nothing else is known."""
+        """Rows in the declared schema without position or source."""
         count = len(indexes)
         return cls(
             indexes=indexes,
@@ -107,76 +102,82 @@ class ReadMany(NamedTuple):
         )
 
     def where(self, mask: pa.BooleanArray) -> ReadMany:
-        """Some of them."""
-        return self if pc.all(mask, skip_nulls=False).as_py() else self._of(lambda values: values.filter(mask))
+        """The records of a mask."""
+        return self if pc.all(mask, skip_nulls=False).as_py() else self._map(lambda values: values.filter(mask))
 
     def slice(self, first: int, length: int) -> ReadMany:
-        """So many of them behind each other."""
-        return self._of(lambda values: values.slice(first, length))
+        """Consecutive records."""
+        return self._map(lambda values: values.slice(first, length))
 
-    def _of(self, part: Callable[[pa.Array], pa.Array]) -> ReadMany:
+    def _map(self, part: Callable[[pa.Array], pa.Array]) -> ReadMany:
         arrays = {name: values for name, values in self._asdict().items() if isinstance(values, pa.Array)}
         return self._replace(**{name: part(values) for name, values in arrays.items()})
 
 
-class Format(Protocol):
-    """One way of writing change events; sent to the workers."""
+@dataclass(kw_only=True)
+class Format(ABC):
+    """One format of change events; sent to the workers."""
+
+    key: KeyFormat = field(default_factory=JsonKey)
+    """Format of record keys."""
 
     @property
-    def key(self) -> KeyFormat:
-        """How record keys are written."""
-        ...
-
-    @property
+    @abstractmethod
     def is_declared(self) -> bool:
-        """Whether columns are declared for records that bring no schema: those of the schema id ""."""
-        ...
+        """Whether columns are declared for records without a schema: those of the schema id ""."""
 
+    @abstractmethod
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """Take a record apart.
+        """A record, taken apart. Raises `UndecodableError`."""
 
-        Raises:
-            UndecodableError: it is not written in this format.
-        """
-        ...
-
+    @abstractmethod
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
-        """Take apart what is surely written as expected; the other records are left to `read`.
+        """The records that surely have the expected form, taken apart; the others are left to `read`.
 
         Args:
             values: none of them NULL.
         """
-        ...
 
+    @abstractmethod
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
-        """How the columns of a schema are written.
-
-        Raises:
-            UndecodableError: there is no such schema, or a column of it that nothing can hold.
-        """
-        ...
+        """Encodings of a schema's columns. Raises `UndecodableError`."""
 
 
 @dataclass(kw_only=True)
-class Declared:
-    """The part of a `Format` whose records bring no schema: columns are declared."""
+class Declared(Format):
+    """A format of records without schema: columns are declared."""
 
     declared: Mapping[str, Encoding]
-    """Column -> how it is written."""
-    key: KeyFormat = field(default_factory=JsonKey)
-    """How record keys are written."""
+    """Column -> its encoding."""
 
     @property
     def is_declared(self) -> bool:
-        """As `Format.is_declared`: always."""
+        """True."""
         return True
 
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
-        """As `Format.encodings`; there is one schema."""
+        """Encodings of the only schema."""
         return self.declared
 
 
-# -- what Debezium (3.4) says about an event, in whatever envelope --------------------------------
+@dataclass(kw_only=True)
+class ConnectFormat(Format):
+    """A format of Kafka Connect's records."""
+
+    wire: ConnectJson
+    """Unwraps records and their rows."""
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether the job declares columns."""
+        return self.wire.is_declared
+
+    def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
+        """Encodings of a schema's columns."""
+        return self.wire.encodings(schema_id)
+
+
+# -- metadata of Debezium (3.4), in any envelope ------------------------------------------------
 
 SNAPSHOT_READS = frozenset(
     {True, "true", "first", "first_in_data_collection", "last_in_data_collection", "last", "incremental"}
@@ -185,13 +186,13 @@ SNAPSHOT_READS = frozenset(
 
 
 def tells_snapshot(about: pa.StructType, name: str) -> bool:
-    """Whether a field, where there is one, has a type in which connectors name snapshot reads."""
+    """Whether a field is missing, or has a type in which connectors mark snapshot reads."""
     types = [field.type for field in about if field.name == name]
     return set(types) <= {pa.null(), pa.string(), pa.bool_()}
 
 
 def are_snapshot_reads(about: pa.StructArray, name: str) -> pa.BooleanArray:
-    """Which events a snapshot has read, by a field of the block about them."""
+    """Which events a snapshot has read, by a field of their metadata."""
     if (name, pa.bool_()) in named(about.type):
         return pc.fill_null(about.field(name), False)
     texts = [value for value in SNAPSHOT_READS if isinstance(value, str)]

@@ -3,67 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.databases.base import Database
+from stream_merge.sources import postgresql
 from stream_merge.sources.envelopes import base
-from stream_merge.sources.envelopes.base import (
-    SNAPSHOT_READS,
-    Kind,
-    Read,
-    ReadMany,
-    are_snapshot_reads,
-    inner,
-    named,
-    tells_snapshot,
-)
+from stream_merge.sources.envelopes.base import ConnectFormat, Kind, Read, ReadMany
 from stream_merge.sources.wire import connect_schema, json_table
-from stream_merge.sources.wire.base import Payloads, Wire
-from stream_merge.sources.wire.encodings import Encoding, refuse, shown
-from stream_merge.sources.wire.keys import JsonKey, KeyFormat
+from stream_merge.sources.wire.connect_json import Payloads
+from stream_merge.sources.wire.encodings import refuse, shown
 
 UPSERTS = frozenset("cur")
 _IMAGES = frozenset({"before", "after"})
 
 
-def row_of(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def row_schema(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The schema of `after`."""
     return connect_schema.fields(block).get("after") if block.get("type") == "struct" else None
 
 
 @dataclass(kw_only=True)
-class Debezium:
-    """Reads envelopes."""
-
-    wire: Wire
-    """How they are written; its rows are told by `row_of`."""
-    database: Database
-    """Whose changes they are."""
-    key: KeyFormat = field(default_factory=JsonKey)
-    """How record keys are written."""
-
-    @property
-    def is_declared(self) -> bool:
-        """As `Format.is_declared`."""
-        return self.wire.is_declared
-
-    def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
-        """As `Format.encodings`."""
-        return self.wire.encodings(schema_id)
+class Debezium(ConnectFormat):
+    """Reads envelopes; `wire` unwraps rows by `row_schema`."""
 
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """As `Format.read`."""
+        """An envelope, taken apart."""
         payload, schema_id = self.wire.parse(value)
         op = payload.get("op")
         if op in UPSERTS or op == "d":
             return self._row_event(op, payload, key, schema_id)
         if op == "t":
             return Read(Kind.TRUNCATE)
-        reason = base.MESSAGE if op == "m" else _side_record(payload)
+        reason = "message" if op == "m" else _side_record(payload)
         if reason is None:
             refuse(f"op is {shown(op)}, which is none of c, u, d, r, t, m")
         return Read(Kind.FILTERED, note=reason)
@@ -72,14 +46,14 @@ class Debezium:
         source = payload.get("source")
         if not isinstance(source, dict):
             refuse("the event has no source")
-        position = self.database.position(source)
+        position = postgresql.position(source)
         if schema_id is None:
             refuse("the event has no schema block, and the job declares no columns")
         image = payload.get("before" if op == "d" else "after")
         fields: Mapping[str, Any]
         if op == "d":
-            of_key, of_row = (self.wire.named(part, schema_id) for part in (self.key.fields(key), image or {}))
-            fields = {**of_key, **{n: v for n, v in of_row.items() if v is not None}}
+            keys, row = (self.wire.named(part, schema_id) for part in (self.key.fields(key), image or {}))
+            fields = {**keys, **{n: v for n, v in row.items() if v is not None}}
         elif isinstance(image, dict):
             fields = self.wire.named(image, schema_id)
         else:
@@ -91,38 +65,38 @@ class Debezium:
             fields,
             schema_id,
             position,
-            source.get("snapshot") in SNAPSHOT_READS,
+            source.get("snapshot") in base.SNAPSHOT_READS,
             millis if type(millis) is int else None,
             name if isinstance(name, str) else None,
-            self.database.last_commit(source.get(self.database.last_commit_field)),
+            postgresql.last_commit(source.get(postgresql.LAST_COMMIT_FIELD)),
             before=self.wire.named(before, schema_id) if isinstance(before, dict) else {},
         )
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
-        """As `Format.read_many`."""
+        """Envelopes whose row Arrow reads exactly."""
         for payloads in self.wire.payloads(values):
             row = self.wire.row_type(payloads.schema_id)
             if row is None:
                 continue
             around = self.wire.shape(payloads.schema_id, payloads.texts, without=_IMAGES)
-            if self._is_an_envelopes(around):
+            if self._is_envelope(around):
                 for part, rows in payloads.read(pa.schema([*around, *((name, row) for name in sorted(_IMAGES))])):
-                    yield from _row_events(part, rows, self.database)
+                    yield from _row_events(part, rows)
 
-    def _is_an_envelopes(self, around: pa.StructType) -> bool:
+    def _is_envelope(self, around: pa.StructType) -> bool:
         types = {field.name: field.type for field in around}
         source = types.get("source", pa.null())
         if types.get("op") != pa.string() or not pa.types.is_struct(source):
             return False
-        return (self.database.position_field, pa.int64()) in named(source) and tells_snapshot(source, "snapshot")
+        return (postgresql.POSITION_FIELD, pa.int64()) in base.named(source) and base.tells_snapshot(source, "snapshot")
 
 
-def _row_events(payloads: Payloads, rows: pa.StructArray, database: Database) -> Iterator[ReadMany]:
+def _row_events(payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
     """The upserts with the row after, then the deletes with the row before."""
     op, source, after = rows.field("op"), rows.field("source"), rows.field("after")
     is_delete = pc.fill_null(pc.equal(op, "d"), False)
     is_upsert = pc.is_in(op, value_set=pa.array(sorted(UPSERTS)))
-    position = inner(source, database.position_field, pa.int64())
+    position = base.inner(source, postgresql.POSITION_FIELD, pa.int64())
     whole = json_table.lack_nothing(payloads.texts, rows, after, spared=is_delete)
     every = ReadMany(
         indexes=payloads.indexes,
@@ -130,10 +104,10 @@ def _row_events(payloads: Payloads, rows: pa.StructArray, database: Database) ->
         is_delete=is_delete,
         image=after,
         position=position,
-        is_snapshot=are_snapshot_reads(source, "snapshot"),
-        source_millis=inner(source, "ts_ms", pa.int64()),
-        connector=inner(source, "name", pa.string()),
-        last_commit=database.last_commits(inner(source, database.last_commit_field, pa.string())),
+        is_snapshot=base.are_snapshot_reads(source, "snapshot"),
+        source_millis=base.inner(source, "ts_ms", pa.int64()),
+        connector=base.inner(source, "name", pa.string()),
+        last_commit=postgresql.last_commits(base.inner(source, postgresql.LAST_COMMIT_FIELD, pa.string())),
         key_completes=True,
     )
     before = rows.field("before")
@@ -143,11 +117,11 @@ def _row_events(payloads: Payloads, rows: pa.StructArray, database: Database) ->
 
 
 def _side_record(payload: Mapping[str, Any]) -> str | None:
-    """What a record without `op` is, by the fields that Debezium 3.4 gives it."""
+    """The type of a record without `op`, by its fields (Debezium 3.4)."""
     if "tableChanges" in payload or "ddl" in payload:
-        return base.SCHEMA_CHANGE
+        return "schema_change"
     if "status" in payload and "id" in payload and "event_count" in payload:
-        return base.TRANSACTION
+        return "transaction"
     if payload.keys() == {"ts_ms"}:
-        return base.HEARTBEAT
+        return "heartbeat"
     return None

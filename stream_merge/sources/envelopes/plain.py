@@ -17,8 +17,8 @@ from stream_merge.sources.wire import encodings as E
 from stream_merge.sources.wire import json_table, times
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding, folded, refuse, shown
-from stream_merge.sources.wire.json_table import shape_of
-from stream_merge.sources.wire.strict_json import parse, text_of
+from stream_merge.sources.wire.json_table import infer_shape
+from stream_merge.sources.wire.strict_json import parse, utf8_text
 
 SCALARS: Mapping[type[T.DataType], Callable[[], Encoding]] = {
     T.BooleanType: E.boolean,
@@ -30,11 +30,11 @@ SCALARS: Mapping[type[T.DataType], Callable[[], Encoding]] = {
     T.DoubleType: partial(E.floating, 64),
     T.StringType: E.string,
     T.BinaryType: E.binary,
-    T.DateType: times.date_of_text,
-    T.TimestampType: partial(times.timestamp_of_text, with_zone=True),
-    T.TimestampNTZType: partial(times.timestamp_of_text, with_zone=False),
+    T.DateType: times.date_from_text,
+    T.TimestampType: partial(times.timestamp_from_text, with_zone=True),
+    T.TimestampNTZType: partial(times.timestamp_from_text, with_zone=False),
 }
-"""Type without parts -> how JSON holds it."""
+"""Scalar type -> its encoding in JSON."""
 _NAMES = {dtype().simpleString(): dtype() for dtype in SCALARS} | {"integer": T.IntegerType(), "long": T.LongType()}
 _DECIMAL = re.compile(r"(?:decimal|numeric)\((\d+)(?:,\s*(\d+))?\)")
 _KEY_AND_VALUE = 2
@@ -42,40 +42,25 @@ _NESTED = re.compile(r"(array|map|struct)<(.*)>")
 
 
 def encoding(dtype: T.DataType, scalars: Mapping[type[T.DataType], Callable[[], Encoding]] = SCALARS) -> Encoding:
-    """How JSON holds a Spark type: numbers as numbers, dates and times as ISO 8601, bytes as base64.
-
-    Args:
-        dtype: of the column.
-        scalars: how it holds types without parts.
-
-    Raises:
-        UndecodableError: JSON has no way to write such a value.
-    """
+    """Encoding of a Spark type in JSON: dates and times in ISO 8601, bytes in base64. Raises `UndecodableError`."""
     match dtype:
         case T.ArrayType():
-            return E.array_of(encoding(dtype.elementType, scalars))
+            return E.array_encoding(encoding(dtype.elementType, scalars))
         case T.MapType(keyType=T.StringType()):
-            return E.map_of(encoding(dtype.valueType, scalars))
+            return E.map_encoding(encoding(dtype.valueType, scalars))
         case T.StructType():
             if len(set(dtype.names)) < len(dtype.names):
                 refuse(f"{dtype.simpleString()} has a field twice")
-            return E.struct_of({field.name: encoding(field.dataType, scalars) for field in dtype.fields})
+            return E.struct_encoding({field.name: encoding(field.dataType, scalars) for field in dtype.fields})
         case T.DecimalType():
-            return E.decimal_of_text(dtype.precision, dtype.scale)
+            return E.decimal_from_text(dtype.precision, dtype.scale)
         case _ if type(dtype) in scalars:
             return scalars[type(dtype)]()
     refuse(f"JSON holds no {dtype.simpleString()}")
 
 
 def declared_type(declared: str) -> T.DataType:
-    """The type that a job file declares; Spark's own parser needs a JVM.
-
-    Args:
-        declared: such as `bigint`, `decimal(10,2)`, `array<string>`, `map<string,int>`, `struct<a:int,b:date>`.
-
-    Raises:
-        UndecodableError: it is not such a type.
-    """
+    """The type that a job file declares, such as `struct<a:int,b:date>`; Spark's own parser needs a JVM."""
     text = declared.strip().lower() if "struct" not in declared.lower() else declared.strip()
     if text in _NAMES:
         return _NAMES[text]
@@ -96,16 +81,12 @@ def declared_type(declared: str) -> T.DataType:
 
 
 def declared_encoding(declared: str) -> Encoding:
-    """How JSON holds the type that a job file declares.
-
-    Raises:
-        UndecodableError: it is not such a type.
-    """
+    """Encoding in JSON of the type that a job file declares."""
     return encoding(declared_type(declared))
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are outside of brackets."""
+    """The parts between commas outside of brackets."""
     parts, depth = [""], 0
     for char in text:
         depth += (char in "<(") - (char in ">)")
@@ -121,16 +102,15 @@ class PlainJson(Declared):
     """Reads objects whose fields are the columns."""
 
     position: str | None = None
-    """Integer column that orders the events of a key; None: Kafka's order, for topics whose keys stay in their
-    partitions."""
+    """Integer column that orders the events of a key; None: Kafka's order, if keys stay in their partitions."""
     deletes: tuple[str, Any] | None = None
-    """Field, and the value that makes an event a delete. Not stored unless it is a declared column."""
+    """Field and its value in deletes. Not stored unless it is a declared column."""
     key_completes: bool = False
-    """Whether columns that a value lacks are taken from the record key; else only null-value records use it."""
+    """Whether missing columns are taken from the record key; else only null-value records use it."""
 
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """Take one record apart."""
-        row = parse(text_of(value), exact=True)
+        """An object, taken apart."""
+        row = parse(utf8_text(value), exact=True)
         if not isinstance(row, dict):
             refuse("the value is not an object")
         names = self.declared.keys() | ({} if self.deletes is None else {self.deletes[0]})
@@ -139,8 +119,8 @@ class PlainJson(Declared):
             row = {**folded(self.key.fields(key), names), **row}
         is_delete = False
         if self.deletes is not None:
-            name, says = self.deletes
-            is_delete = name in row and _are_the_same(row[name], says)
+            name, marker = self.deletes
+            is_delete = name in row and _are_equal(row[name], marker)
             if name not in self.declared:
                 row = {field: value for field, value in row.items() if field != name}
         position: Any = 0 if self.position is None else row.get(self.position)
@@ -149,19 +129,19 @@ class PlainJson(Declared):
         return Read(Kind.DELETE if is_delete else Kind.UPSERT, row, DECLARED, position)
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
-        """Take apart objects that surely have all columns and no other field."""
+        """Objects that surely have all columns and no other field."""
         wires = {name: column.wire for name, column in self.declared.items()}
-        marker, says = self.deletes or (None, None)
-        around = {} if marker is None or marker in wires else {marker: shape_of([says])}
+        name, marker = self.deletes or (None, None)
+        around = {} if name is None or name in wires else {name: infer_shape([marker])}
         types = {**wires, **around}
         if self.key_completes or None in types.values() or not self._can_compare(types):
             return
         for first, rows in json_table.read_parts(values, pa.schema(list(types.items()))):
-            columns = [rows.field(name) for name in wires]
+            columns = [rows.field(column) for column in wires]
             image = pa.StructArray.from_arrays(columns, fields=[pa.field(*field) for field in wires.items()])
             is_delete = pa.repeat(pa.scalar(False), len(rows))
-            if marker is not None:
-                is_delete = pc.fill_null(pc.equal(rows.field(marker), pa.scalar(says, types[marker])), False)
+            if name is not None:
+                is_delete = pc.fill_null(pc.equal(rows.field(name), pa.scalar(marker, types[name])), False)
             position = pa.repeat(pa.scalar(0, pa.int64()), len(rows))
             if self.position is not None:
                 position = rows.field(self.position).cast(pa.int64())
@@ -171,11 +151,11 @@ class PlainJson(Declared):
             yield read.where(pc.and_(pc.or_(is_delete, whole), position.is_valid()))
 
     def _can_compare(self, types: Mapping[str, pa.DataType]) -> bool:
-        """Whether Arrow finds deletes and positions as Python does, for whom 1 and 1.0 are the same."""
+        """Whether Arrow compares deletes and positions as Python, where 1 equals 1.0."""
         is_integer = self.position is None or pa.types.is_signed_integer(types[self.position])
-        return is_integer and (self.deletes is None or types[self.deletes[0]] == shape_of([self.deletes[1]]))
+        return is_integer and (self.deletes is None or types[self.deletes[0]] == infer_shape([self.deletes[1]]))
 
 
-def _are_the_same(one: Any, other: Any) -> bool:
-    """Values of JSON: to Python 1 is True, and 0 is False."""
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether JSON values are equal: in Python 1 is True, and 0 is False."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)

@@ -1,13 +1,13 @@
-"""CSV: records are taken apart as RFC 4180 says, and each field is read exactly as its column's type, or refused."""
+"""CSV by RFC 4180: each field is read exactly as its column's type, or refused."""
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
+from functools import cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from stream_merge.sources.wire import encodings as E
 from stream_merge.sources.wire import many as M
 from stream_merge.sources.wire import times
 from stream_merge.sources.wire.encodings import Encoding, refuse, scalar, shown
-from stream_merge.sources.wire.strict_json import UndecodableError, text_of
+from stream_merge.sources.wire.strict_json import UndecodableError, utf8_text
 from stream_merge.spark.columns import resolve
 
 OTHER_HEADER = "CSV header does not conform to the schema: "
@@ -28,42 +28,42 @@ OTHER_HEADER = "CSV header does not conform to the schema: "
 
 @dataclass(kw_only=True)
 class CsvRecords(Declared):
-    """Records of RFC 4180; Spark's reader tells where they end."""
+    """Records of RFC 4180; Spark's reader finds their ends."""
 
     delimiter: str
     has_header: bool
     case_sensitive: bool
     order: tuple[int, ...] | None = None
-    """Where in a record each column of the schema is; None: in the schema's order."""
+    """Index of each column of the schema in a record; None: the schema's order."""
     header: bytes | None = None
-    """Of the file, where its columns are in another order than the schema's."""
+    """The file's, where its columns are in another order than the schema's."""
     are_counted: bool = field(default=False, init=False)
-    """A record may have several lines, and Spark's reader leaves out empty ones."""
+    """A record may have several lines, and Spark's reader drops empty ones."""
 
     def are_blank(self, records: pa.BinaryArray) -> pa.BooleanArray:
-        """Spark's reader has left them out; a record of delimiters has empty fields."""
+        """Which records are empty."""
         return pc.equal(pc.binary_length(records), 0)
 
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """Take one record apart."""
+        """A record, taken apart."""
         fields = _fields(value, self.delimiter, len(self.declared))
-        texts = {name: fields[place] for name, place in self._places()}
+        texts = {name: fields[index] for name, index in self._indexes()}
         row = {name: text if text or self._is_text(name) else None for name, text in texts.items()}
         return Read(Kind.UPSERT, row, position=0)
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
-        """Take apart all records that have as many fields as the schema."""
+        """The records that have as many fields as the schema."""
         indexes, fields = split(values, self.delimiter, len(self.declared))
-        columns = [fields[n] if self._is_text(name) else _null_if_empty(fields[n]) for name, n in self._places()]
+        columns = [fields[n] if self._is_text(name) else _null_if_empty(fields[n]) for name, n in self._indexes()]
         yield ReadMany.upserts(indexes, pa.StructArray.from_arrays(columns, names=list(self.declared)))
 
     def for_file(self, first: bytes) -> tuple[CsvRecords, str | None]:
-        """Read the columns of a file by their names in its header."""
+        """The reader of a file by the names in its header, and why it must not be merged, or None."""
         if not self.has_header:
             return self, None
         wanted = list(self.declared)
         try:
-            header = [name or "" for name in fields_of(text_of(first), self.delimiter)]
+            header = [name or "" for name in split_record(utf8_text(first), self.delimiter)]
         except UndecodableError as err:
             return self, f"{OTHER_HEADER}{err}"
         named = [resolve(name, header, case_sensitive=self.case_sensitive) for name in wanted]
@@ -72,7 +72,7 @@ class CsvRecords(Declared):
             return self, f"{OTHER_HEADER}it has {header!r}; the schema has {wanted!r}"
         return (self if order == tuple(range(len(wanted))) else replace(self, order=order, header=first)), None
 
-    def _places(self) -> Iterator[tuple[str, int]]:
+    def _indexes(self) -> Iterator[tuple[str, int]]:
         return zip(self.declared, self.order or range(len(self.declared)), strict=True)
 
     def _is_text(self, name: str) -> bool:
@@ -83,19 +83,16 @@ class CsvRecords(Declared):
 # -- records into fields -----------------------------------------------------------------------
 
 _ESCAPED = {r"\t": "\t", r"\r": "\r", r"\b": "\b", r"\f": "\f", r"\\": "\\"}
-"""How people write delimiters that a shell does not let through, and Spark takes them."""
+"""Escapes of delimiters, as Spark reads them."""
 
 
-def delimiter_of(written: str) -> str:
-    """The characters that a written delimiter stands for."""
+def unescape_delimiter(written: str) -> str:
+    """The characters of a delimiter that may be escaped."""
     return _ESCAPED.get(written, written)
 
 
 def split(records: pa.BinaryArray, delimiter: str, width: int) -> tuple[pa.Int64Array, list[pa.StringArray]]:
-    """Take records apart: those without quotes all at once, the others one by one.
-
-    Returns: which of the records have so many fields, ascending, and their fields, NULL for an unquoted empty one.
-    """
+    """The indexes of records with `width` fields, ascending, and their fields, NULL for an unquoted empty one."""
     plain_ones = pc.invert(pc.match_substring(records, b'"'))
     texts = _text(records.filter(plain_ones))
     if texts is None:
@@ -117,33 +114,29 @@ def split(records: pa.BinaryArray, delimiter: str, width: int) -> tuple[pa.Int64
     return at.take(order), [pa.concat_arrays(both).take(order) for both in zip(columns, more, strict=True)]
 
 
-def fields_of(text: str, delimiter: str) -> list[str | None]:
-    """The fields of one record; None for an unquoted empty one.
-
-    Raises:
-        UndecodableError: a quote is not closed, or something stands behind it.
-    """
+def split_record(text: str, delimiter: str) -> list[str | None]:
+    """The fields of one record; None for an unquoted empty one."""
     if '"' not in text:
         return [part or None for part in text.split(delimiter)]
     fields: list[str | None] = []
-    place, pattern = 0, _pattern(delimiter)
+    start, pattern = 0, _pattern(delimiter)
     while True:
-        match = pattern.match(text, place)
+        match = pattern.match(text, start)
         if match is None:
-            refuse(f"the quote at character {place + 1} is not closed, or something but a delimiter stands behind it")
+            refuse(f"the quote at character {start + 1} is not closed, or something but a delimiter stands behind it")
         quoted = match["quoted"]
         fields.append(match["plain"] or None if quoted is None else quoted.replace('""', '"'))
         if not match["end"]:
             return fields
-        place = match.end()
+        start = match.end()
 
 
 def _fields(record: bytes, delimiter: str, width: int) -> list[str | None]:
-    fields = fields_of(text_of(record), delimiter)
+    fields = split_record(utf8_text(record), delimiter)
     return fields if len(fields) == width else refuse(f"the record has {len(fields)} field(s), the schema {width}")
 
 
-@functools.cache
+@cache
 def _pattern(delimiter: str) -> re.Pattern[str]:
     end = re.escape(delimiter)
     return re.compile(rf'(?:"(?P<quoted>[^"]*(?:""[^"]*)*)"|(?P<plain>(?!")(?:(?!{end})[\s\S])*))(?P<end>{end}|\Z)')
@@ -164,40 +157,34 @@ def _null_if_empty(texts: pa.StringArray) -> pa.StringArray:
 
 
 def encoding(dtype: T.DataType, zone: str, *, keeps_spelling: bool = False) -> Encoding:
-    """How a field holds a type.
-
-    Args:
-        dtype: of the column.
-        zone: time zone of the session; a TIMESTAMP without zone is a reading of a clock there.
-        keeps_spelling: nobody has said that it is a number, so one that would be stored otherwise is refused.
-
-    Raises:
-        UndecodableError: CSV has no way to write such a value.
-    """
+    """Encoding of a type; `zone` is for TIMESTAMPs without one, `keeps_spelling` refuses numbers such as 007."""
     if keeps_spelling and isinstance(dtype, T.NumericType):
         return _as_spelled(encoding(dtype, zone))
     if isinstance(dtype, T.DecimalType):
-        exact = E.decimal_of_text(dtype.precision, dtype.scale)
-        return _from_text(exact, lambda text: exact.one(_number(text)), _decimals(dtype))
+        exact = E.decimal_from_text(dtype.precision, dtype.scale)
+        return _from_text(exact, _number, partial(_decimals, dtype=dtype))
     if isinstance(dtype, T.TimestampType):
-        return times.timestamp_of_text(with_zone=True, zone=zone)
+        return times.timestamp_from_text(with_zone=True, zone=zone)
     if type(dtype) not in _FROM_TEXT and type(dtype) not in _AS_IN_JSON:
         refuse(f"CSV holds no {dtype.simpleString()}")
     inner = plain.encoding(dtype)
     return inner if type(dtype) in _AS_IN_JSON else _FROM_TEXT[type(dtype)](inner)
 
 
-def _from_text(inner: Encoding, one: Callable[[str], Any], many: M.Many) -> Encoding:
-    """Spaces around a value that is no text say nothing."""
+def _from_text(inner: Encoding, parse: Callable[[str], Any], many: M.Many) -> Encoding:
+    """Encoding of a value other than text: spaces around it are ignored."""
 
     def all_at_once(texts: pa.Array) -> pa.Array | None:
         return many(pc.ascii_trim_whitespace(texts))
 
-    return scalar(inner.dtype, inner.arrow, lambda text: one(text.strip()), str, wire=pa.string(), many=all_at_once)
+    def one(text: str) -> Any:
+        return inner.one(parse(text.strip()))
+
+    return scalar(inner.dtype, inner.arrow, one, str, wire=pa.string(), many=all_at_once)
 
 
 RESPELLED = r"^\s*([+]|-?0[0-9])"
-"""Numbers that lose something as such: 007, and +49."""
+"""Numbers whose spelling a number type loses: 007, +49."""
 
 
 def _as_spelled(inner: Encoding) -> Encoding:
@@ -216,16 +203,8 @@ def _as_spelled(inner: Encoding) -> Encoding:
     return scalar(inner.dtype, inner.arrow, one, str, wire=pa.string(), many=many)
 
 
-def _integral(inner: Encoding) -> Encoding:
-    return _from_text(inner, lambda text: inner.one(_integer(text)), _integers(inner.arrow))
-
-
-def _fractional(inner: Encoding) -> Encoding:
-    return _from_text(inner, lambda text: inner.one(_floating(text)), _floats(inner))
-
-
 def _bytes(inner: Encoding) -> Encoding:
-    """The field's own bytes."""
+    """Encoding of a field's own bytes."""
     return scalar(inner.dtype, inner.arrow, str.encode, str, wire=pa.string(), many=lambda t: t.cast(pa.binary()))
 
 
@@ -254,11 +233,8 @@ def _integer(text: str) -> int:
     return int(text) if _INTEGER.fullmatch(text) else refuse(f"{shown(text)} is not an integer")
 
 
-def _integers(dtype: pa.DataType) -> M.Many:
-    def many(texts: pa.Array) -> pa.Array | None:
-        return _cast(texts, dtype) if M.all_match(texts, "^-?[0-9]{1,19}$") else None
-
-    return many
+def _integers(texts: pa.Array, *, dtype: pa.DataType) -> pa.Array | None:
+    return _cast(texts, dtype) if M.all_match(texts, "^-?[0-9]{1,19}$") else None
 
 
 def _number(text: str) -> Decimal:
@@ -268,16 +244,12 @@ def _number(text: str) -> Decimal:
         refuse(f"{shown(text)} is not a number")
 
 
-def _decimals(dtype: T.DecimalType) -> M.Many:
+def _decimals(texts: pa.Array, *, dtype: T.DecimalType) -> pa.Array | None:
     whole, scale = dtype.precision - dtype.scale, dtype.scale
-    behind = rf"(\.[0-9]{{1,{scale}}})?" if scale else ""
-
-    def many(texts: pa.Array) -> pa.Array | None:
-        if not whole or not M.all_match(texts, f"^-?[0-9]{{1,{whole}}}{behind}$"):
-            return None
-        return _cast(texts, pa.decimal128(dtype.precision, scale))
-
-    return many
+    fraction = rf"(\.[0-9]{{1,{scale}}})?" if scale else ""
+    if not whole or not M.all_match(texts, f"^-?[0-9]{{1,{whole}}}{fraction}$"):
+        return None
+    return _cast(texts, pa.decimal128(dtype.precision, scale))
 
 
 def _floating(text: str) -> int | Decimal | str:
@@ -287,14 +259,11 @@ def _floating(text: str) -> int | Decimal | str:
     return int(text) if _INTEGER.fullmatch(text) else _number(text)
 
 
-def _floats(inner: Encoding) -> M.Many:
-    def many(texts: pa.Array) -> pa.Array | None:
-        if not M.all_match(texts, r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?$"):
-            return None
-        numbers = _cast(texts, pa.float64())
-        return None if numbers is None or inner.many is None else inner.many(numbers)
-
-    return many
+def _floats(texts: pa.Array, *, inner: Encoding) -> pa.Array | None:
+    if not M.all_match(texts, r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?$"):
+        return None
+    numbers = _cast(texts, pa.float64())
+    return None if numbers is None or inner.many is None else inner.many(numbers)
 
 
 def _cast(texts: pa.Array, dtype: pa.DataType) -> pa.Array | None:
@@ -307,7 +276,12 @@ def _cast(texts: pa.Array, dtype: pa.DataType) -> pa.Array | None:
 _AS_IN_JSON = (T.StringType, T.DateType, T.TimestampNTZType)
 _FROM_TEXT: dict[type[T.DataType], Callable[[Encoding], Encoding]] = {
     T.BooleanType: lambda inner: _from_text(inner, _boolean, _booleans),
-    **dict.fromkeys((T.ByteType, T.ShortType, T.IntegerType, T.LongType), _integral),
-    **dict.fromkeys((T.FloatType, T.DoubleType), _fractional),
+    **dict.fromkeys(
+        (T.ByteType, T.ShortType, T.IntegerType, T.LongType),
+        lambda inner: _from_text(inner, _integer, partial(_integers, dtype=inner.arrow)),
+    ),
+    **dict.fromkeys(
+        (T.FloatType, T.DoubleType), lambda inner: _from_text(inner, _floating, partial(_floats, inner=inner))
+    ),
     T.BinaryType: _bytes,
 }

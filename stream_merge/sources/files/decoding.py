@@ -1,4 +1,4 @@
-"""Records of files in, rows out: what Spark's workers run. Each record is read exactly, or refused with the reason."""
+"""Decodes records of files into rows, in Spark's workers: each exactly, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,12 +15,13 @@ from pyspark.sql import types as T
 from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.decode.events import ROW
 from stream_merge.sources.envelopes import plain
-from stream_merge.sources.envelopes.base import Declared, Format, Kind, Read, ReadMany
+from stream_merge.sources.envelopes.base import Declared, Kind, Read, ReadMany
+from stream_merge.sources.files.csv_records import CsvRecords
 from stream_merge.sources.wire import json_table, times
 from stream_merge.sources.wire import many as M
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding, folded, json_text, scalar
-from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
+from stream_merge.sources.wire.strict_json import UndecodableError, parse, utf8_text
 from stream_merge.spark.columns import resolve
 
 UNKNOWN_FIELDS = "a line has field(s) that the schema lacks: "
@@ -37,57 +38,30 @@ _META = T.StructType(
         T.StructField("header", T.BinaryType()),
     ]
 )
-"""Whether it is an event; why it cannot be read; why no file like that may be merged; where it stands in its file;
-names of its fields that are not columns; the header of its file, where that has another order than the schema."""
+"""Whether a record is an event; why it cannot be read; why its file must not be merged; its line; names of its fields
+that are not columns; its file's header, where that has another order than the schema."""
 _LARGEST = 2**31 - 1
-"""Bytes of a record that Arrow can hold."""
-
-
-class Records(Format, Protocol):
-    """One way of writing events in files; sent to the workers."""
-
-    @property
-    def has_header(self) -> bool:
-        """Whether the first record of each file says what the others are."""
-        ...
-
-    @property
-    def are_counted(self) -> bool:
-        """Whether each line of a file is a record here."""
-        ...
-
-    @property
-    def header(self) -> bytes | None:
-        """The header of the file, where its columns are in another order than the schema's."""
-        ...
-
-    def are_blank(self, records: pa.BinaryArray) -> pa.BooleanArray:
-        """Which records are not events."""
-        ...
-
-    def for_file(self, first: bytes) -> tuple[Records, str | None]:
-        """The reader of the file that begins with this record; and why it may not be merged, or None."""
-        ...
+"""Most bytes of a record in Arrow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileDecoder:
-    """Turns the records of files into rows; sent to the workers.
+    """Decodes the records of files; sent to the workers.
 
-    Guarantees: one row out for each record in, in order. Never raises for what is in a record.
+    Guarantees: one row for each record, in order. Never raises for the content of a record.
     """
 
     records: Records
     fields: T.StructType
-    """Of the rows, all nullable."""
+    """Columns of the rows, all nullable."""
 
     @property
     def schema(self) -> T.StructType:
-        """What comes out: `_META`, and the row; NULL in each of its fields where there is none."""
+        """`_META` and the row, whose fields are NULL where there is none."""
         return T.StructType([*_META.fields, T.StructField(ROW, self.fields)])
 
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        """Read what one task reads: records, and for each a number that tells its file (NULL: the middle of one)."""
+        """Decode a task's records; each has the number of its file (NULL: the middle of one)."""
         counted, reader = _Counted(), self.records
         for values, files in batches:
             lines, starts = counted.lines(files)
@@ -136,7 +110,7 @@ class FileDecoder:
         return pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
 
     def _events(self, reader: Records, records: pa.BinaryArray) -> pa.StructArray:
-        """Records as topics have them, without a key and one behind the other: kind, note and row."""
+        """Kind, note and row of consecutive records without keys."""
         decoder = Decoder(
             format=reader, columns=self.fields, keys=(), known=frozenset({DECLARED}), max_value_bytes=_LARGEST
         )
@@ -149,11 +123,7 @@ class FileDecoder:
     def _without_beginnings(
         self, records: pa.BinaryArray, starts: list[int]
     ) -> tuple[pa.BinaryArray, dict[int, str], dict[int, Records]]:
-        """The records without byte order marks before them.
-
-        Returns: also the places of files that may not be merged, with the reason, and of those that another reader
-            reads than the files before them.
-        """
+        """Records without byte order marks; start -> why its file must not be merged; start -> reader from there."""
         fatal: dict[int, str] = {}
         readers: dict[int, Records] = {}
         changed: dict[int, bytes] = {}
@@ -174,13 +144,13 @@ class FileDecoder:
 
 @dataclass(slots=True)
 class _Counted:
-    """Where in its file each record stands: a task reads a file from its beginning, and one after the other."""
+    """Line numbers: a task reads a file from its beginning, one after the other."""
 
     file: int | None = None
     count: int = 0
 
     def lines(self, files: pa.Int64Array) -> tuple[pa.Int64Array, list[int]]:
-        """The number of each record in its file, from 1, NULL where nobody knows; and which are the first ones."""
+        """The number of each record in its file, from 1, NULL where unknown; and the indexes of first records."""
         runs = pc.run_end_encode(files, run_end_type=pa.int64())
         pieces, starts, begin = [], [], 0
         for end, file in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
@@ -198,7 +168,7 @@ class _Counted:
 
 
 def without_mark(record: bytes) -> bytes:
-    """A file's first record without the byte order mark before it."""
+    """A file's first record without byte order mark."""
     return record.removeprefix(_BOM)
 
 
@@ -211,7 +181,7 @@ def _mask(count: int, places: Collection[int]) -> pa.BooleanArray:
 
 @dataclass(kw_only=True)
 class JsonLines(Declared):
-    """An object a line, whose fields are the columns; one that is not there is NULL."""
+    """An object per line, whose fields are the columns; a missing one is NULL."""
 
     fields: T.StructType
     """The columns."""
@@ -223,20 +193,20 @@ class JsonLines(Declared):
     are_counted: bool = field(default=True, init=False)
 
     def are_blank(self, records: pa.BinaryArray) -> pa.BooleanArray:
-        """Lines of nothing but white space."""
+        """Which lines are white space."""
         is_odd = pc.invert(pc.starts_with(records, b"{"))
         if not pc.any(is_odd).as_py():
             return pc.invert(is_odd.is_valid())
         return pa.array([not record.strip(_SPACES) for record in records.to_pylist()], pa.bool_())
 
     def for_file(self, first: bytes) -> tuple[JsonLines, str | None]:
-        """Refuse a file whose first line shows that it is not one object per line."""
+        """The reader of a file; with a problem where its first line shows that it is not one object per line."""
         begun = first.strip(_SPACES)
         is_array_of_objects = begun[:1] == b"[" and begun[1:].lstrip(_SPACES)[:1] == b"{"
         return self, NOT_LINES if is_array_of_objects or begun in (b"{", b"[") else None
 
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """Take one line apart."""
+        """A line, taken apart."""
         others: set[str] = set()
         row = self._known(_object(value), self.fields, others)
         note = ", ".join(sorted(others)) or None
@@ -245,7 +215,7 @@ class JsonLines(Declared):
         return Read(Kind.UPSERT, {**dict.fromkeys(self.declared), **row}, DECLARED, position=0, note=note)
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
-        """Take apart lines that surely have nothing but columns, and fields like those of some samples."""
+        """Lines that surely have only columns and fields like those of some samples."""
         spelled, others = self._sampled(values)
         wires = {spelled.get(name, name): encoding.wire for name, encoding in self.declared.items()}
         if None in wires.values():
@@ -255,17 +225,14 @@ class JsonLines(Declared):
             yield ReadMany.upserts(pa.arange(first, first + len(rows)), image, _left_out(rows, others))
 
     def _sampled(self, records: pa.BinaryArray) -> tuple[dict[str, str], dict[str, pa.DataType]]:
-        """How some records spell columns in another case, and the types of their fields that are not columns.
-
-        Fields that are left out do not make a record unexpected.
-        """
+        """Columns that sampled records spell in another case, and the types of their fields to leave out."""
         samples = []
         for i in (0, len(records) // 2, len(records) - 1):
             try:
                 samples.append(_object(records[i].as_py()))
             except UndecodableError:
                 continue
-        shape = json_table.shape_of(samples, pa.struct([]))
+        shape = json_table.infer_shape(samples, pa.struct([]))
         others = {one.name: one.type for one in shape if one.name not in self.declared}
         meant = {name: resolve(name, list(self.declared), case_sensitive=self.case_sensitive) for name in others}
         spelled = {column: name for name, column in meant.items() if column is not None}
@@ -273,16 +240,13 @@ class JsonLines(Declared):
         return spelled, unknown
 
     def _known(self, value: Any, dtype: T.DataType, others: set[str], path: str = "") -> Any:
-        """A value without the fields that its type lacks.
+        """A JSON value without the fields that its type lacks.
 
         Args:
-            value: of JSON.
-            dtype: of the column, or of a part of it.
-            others: gets their dotted names; those without a value only where the schema is inferred.
-            path: where the value is, with a dot behind it.
-
-        Raises:
-            UndecodableError: two fields of an object have one name.
+            value: of a column, or of a part of it.
+            dtype: its type.
+            others: gets the dotted names of those fields; without a value only where the schema is inferred.
+            path: of the value, with a dot at the end.
         """
         match dtype:
             case T.StructType() if isinstance(value, dict):
@@ -302,17 +266,13 @@ class JsonLines(Declared):
         return value
 
 
+Records: TypeAlias = JsonLines | CsvRecords
+"""Reader of the records of a file."""
+
+
 def json_encoding(dtype: T.DataType, zone: str) -> Encoding:
-    """How a line holds a type: as in a topic, but any JSON value is a text, and times may lack a zone.
-
-    Args:
-        dtype: of the column.
-        zone: time zone of the session; a TIMESTAMP without zone is a reading of a clock there.
-
-    Raises:
-        UndecodableError: JSON has no way to write such a value.
-    """
-    moment = partial(times.timestamp_of_text, with_zone=True, zone=zone)
+    """Encoding of a type in a line: any JSON value is a text, and times without zone are in `zone`."""
+    moment = partial(times.timestamp_from_text, with_zone=True, zone=zone)
     return plain.encoding(dtype, {**plain.SCALARS, T.StringType: _any_text, T.TimestampType: moment})
 
 
@@ -327,7 +287,7 @@ def _any_text() -> Encoding:
 
 
 def _object(record: bytes) -> dict[str, Any]:
-    value = parse(text_of(record).strip(_SPACES.decode()), exact=True)
+    value = parse(utf8_text(record).strip(_SPACES.decode()), exact=True)
     if not isinstance(value, dict):
         msg = "the line is not a JSON object"
         raise UndecodableError(msg)
@@ -335,7 +295,7 @@ def _object(record: bytes) -> dict[str, Any]:
 
 
 def _left_out(table: pa.StructArray, others: Iterable[str]) -> pa.StringArray | None:
-    """Names of the fields that have a value, of records that Arrow has read; NULL for a record without any."""
+    """Names of each record's fields with a value; NULL without any."""
     named = [pc.if_else(table.field(name).is_valid(), f"{name}, ", "") for name in sorted(others)]
     if not named:
         return None

@@ -1,7 +1,7 @@
-"""Types of Parquet files: each must be held exactly by the schema's, or the file is not merged.
+"""Types of Parquet files: the schema's must hold each exactly, or the file is not merged.
 
-Spark looks at how a value is stored, not at what it means: it wraps an int into a tinyint, takes it for the days of a
-date, and a time for a number (Spark 4.2, `ParquetVectorUpdaterFactory`).
+Spark reads by physical type: it wraps an int into a tinyint, and reads it as days of a date, or a time as a number
+(Spark 4.2, `ParquetVectorUpdaterFactory`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge.errors import ContractError
-from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, outside, said
-from stream_merge.spark import columns, parquet_footers
-from stream_merge.spark.hadoop_files import exactly
+from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, message, outside_problem
+from stream_merge.spark import columns
+from stream_merge.spark.hadoop_files import exactly, parquet_columns
 
 _REMEDY = "rewrite the file with the schema's types, or pass --schema with types that hold both"
 _UNREAD = {
@@ -34,22 +34,14 @@ _UNTYPED = "UNKNOWN"
 
 
 def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Schema) -> list[str]:
-    """Compare the files' own types with the schema's.
+    """Refuse files (URLs) with a type that the schema's does not hold, or that Spark does not know.
 
-    Args:
-        session: reads their footers.
-        files: URLs.
-        schema: what they are to be read with.
-
-    Returns: columns and nested fields of the schema, by dotted names, that none of the files has.
-
-    Raises:
-        ContractError: a file has a type that the schema's does not hold, or one that Spark does not know.
+    Returns: dotted names of the schema's columns and nested fields that none of the files has.
     """
     paths, case_sensitive = [unquote(file) for file in files], columns.is_case_sensitive(session)
     try:
         types: StructType | None = _types_in(session, paths)
-    except (PySparkException, Py4JJavaError):  # they differ among each other, or there is a type of another world
+    except (PySparkException, Py4JJavaError):  # they differ from each other, or have an unknown type
         types = None
     if types is not None and _problem(types, schema, case_sensitive=case_sensitive) is None:
         return columns.new_fields(schema.fields, types, case_sensitive=case_sensitive)
@@ -59,8 +51,8 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
             own = _types_in(session, [path])
         except (PySparkException, Py4JJavaError) as err:
             remedy = "rename one of them" if "COLUMN_ALREADY_EXISTS" in str(err) else _REMEDY
-            problem: str | None = unread(session, path) or f"{said(err)}; {remedy}"
-            if (refused := outside(err, path)) is not None:
+            problem: str | None = unread(session, path) or f"{message(err)}; {remedy}"
+            if (refused := outside_problem(err, path)) is not None:
                 raise ContractError(refused, reasons={}) from err
         else:
             problem = _problem(own, schema, case_sensitive=case_sensitive)
@@ -80,7 +72,7 @@ def _types_in(session: SparkSession, paths: list[str]) -> StructType:
 
 
 def _problem(types: StructType, wanted: Schema, *, case_sensitive: bool, untyped: Collection[str] = ()) -> str | None:
-    """What is wrong with the types of a file, and what to do."""
+    """The problem with the types of a file and its remedy, or None."""
     for field in wanted.fields.fields:
         name = columns.resolve(field.name, types.names, case_sensitive=case_sensitive)
         if name is None or _holds(field.dataType, types[name].dataType, case_sensitive=case_sensitive):
@@ -114,7 +106,7 @@ def _holds(wanted: DataType, theirs: DataType, *, case_sensitive: bool) -> bool:
 def unread(session: SparkSession, path: str) -> str | None:
     """The first column of a file that Spark cannot read, with the remedy; None if there is none."""
     try:
-        types = parquet_footers.columns(session, path)
+        types = parquet_columns(session, path)
     except Py4JJavaError:  # not a Parquet file, which Spark reports
         return None
     for name, written in types.items():
@@ -125,17 +117,11 @@ def unread(session: SparkSession, path: str) -> str | None:
 
 
 def untyped(session: SparkSession, files: Sequence[str], leaves: int = 0) -> Iterator[tuple[str, str]]:
-    """Columns that have no type in any of these files, each with the first such file.
-
-    Args:
-        session: reads footers, until each column has been seen with a type.
-        files: paths.
-        leaves: how many columns the files have in all, nested ones by their innermost.
-    """
+    """Columns without a type in all of these files, each with its first file; stops when all `leaves` have one."""
     typed: set[str] = set()
     without: dict[str, str] = {}
     for file in files:
-        for name, written in parquet_footers.columns(session, file).items():
+        for name, written in parquet_columns(session, file).items():
             if _UNTYPED in re.sub(r"^\S+", "", written):
                 without.setdefault(name, file)
             else:
@@ -154,8 +140,8 @@ def untyped_problem(name: str) -> str:
 
 
 def difference(session: SparkSession, files: Sequence[str]) -> str | None:
-    """The first column that keeps these files from having one schema, and why; None if there is none."""
-    seen: dict[str, tuple[DataType, str]] = {}
+    """The first column whose types differ between these files, and why; None if there is none."""
+    types: dict[str, tuple[DataType, str]] = {}
     for file in sorted(map(unquote, files)):
         problem = unread(session, file)
         if problem is not None:
@@ -165,7 +151,7 @@ def difference(session: SparkSession, files: Sequence[str]) -> str | None:
         except (PySparkException, Py4JJavaError):
             return None
         for field in fields:
-            before, other = seen.setdefault(field.name.lower(), (field.dataType, file))
+            before, other = types.setdefault(field.name.lower(), (field.dataType, file))
             if before == field.dataType or isinstance(before, StructType | ArrayType | MapType):
                 continue
             for name, where in (*untyped(session, [other]), *untyped(session, [file])):

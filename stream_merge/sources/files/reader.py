@@ -1,4 +1,4 @@
-"""Change files in a folder as a stream of events: types that stay the same, and no line lost without a word."""
+"""Change files in a folder as a stream of events with fixed types; no line is lost silently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyspark.sql.types import DateType, IntegerType, LongType, NumericType, Stri
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.model import locations, names, source_batch
 from stream_merge.sources.files import csv_records, parquet
-from stream_merge.sources.files.csv_records import OTHER_HEADER, CsvRecords, delimiter_of, fields_of
+from stream_merge.sources.files.csv_records import OTHER_HEADER, CsvRecords, split_record, unescape_delimiter
 from stream_merge.sources.files.decoding import (
     NOT_LINES,
     UNKNOWN_FIELDS,
@@ -28,7 +28,7 @@ from stream_merge.sources.files.decoding import (
     json_encoding,
     without_mark,
 )
-from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, outside, parse, said
+from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, message, outside_problem, parse
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns, preflight, versions
@@ -38,16 +38,16 @@ Format = Literal["json", "csv", "parquet"]
 
 _DECODED = "decoded"
 _BYTES = "ISO-8859-1"
-"""Each byte a character: so text that is not UTF-8 comes through Spark's CSV reader as it stands in the file."""
+"""A character for each byte: Spark's CSV reader then preserves text that is not UTF-8."""
 _FILE_OPTIONS = {
     # Without it, folders named like a=b would become columns, and files below other folders an error (Spark 4.2).
     "recursiveFileLookup": "true",
-    # Whatever the session says of files that cannot be read: what is passed over is lost without a word.
+    # Whatever the session's confs: skipped files would be lost silently.
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
 }
 _STREAM_OPTIONS = {
-    # By default Spark 4.2 passes over a file that is a week older than the newest one, without a word.
+    # By default Spark 4.2 silently skips a file that is a week older than the newest one.
     "maxFileAge": "36500d",
 }
 _RAISED = r"(?:(?<=\[USER_RAISED_EXCEPTION\] )|(?<=RuntimeException: ))"
@@ -62,7 +62,7 @@ _READ_FAILURES = {
     ),
     re.compile(f"(?<=reading file ).*?{_END}", re.MULTILINE): "fix the file, or replace it by one without rows",
 }
-"""What Spark 4.2, and without SQLSTATE Spark 3.5, says -> what to do; the first that matches counts."""
+"""Message of Spark 4.2, and without SQLSTATE of Spark 3.5 -> remedy; the first match counts."""
 
 
 def read_files(
@@ -104,33 +104,26 @@ def read_files(
 
 
 _MOST_FIELDS = "200000"
-"""Of a record of CSV: one of more ends the job, and one of another width than the header's is quarantined; Spark's
-default is 20,480."""
+"""Most fields of a CSV record, before the job ends; Spark's default is 20,480."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Folder:
-    """A folder that change files are put into.
+    """A folder of change files; the fields are arguments of `read_files`.
 
     JSON: one object per line. CSV: RFC 4180, quotes doubled inside quotes, line breaks allowed there; a quoted
     empty field is an empty string where the column is a string, an unquoted one is NULL.
     """
 
     path: str
-    """Folder, URI or glob; files below it are read at any depth, names starting with `_` or `.` are not."""
     format: Format
     header: bool = True
-    """CSV: whether each file starts with the column names."""
     delimiter: str = ","
-    """CSV: what separates fields."""
 
     def infer(self, session: SparkSession) -> Schema:
-        """Derive the schema from the files that are there now; lines that cannot be read do not count.
+        """The schema of the current files, without lines that cannot be read.
 
         Cost: reads all files once (Parquet: only their footers), CSV twice where columns are numbers.
-
-        Raises:
-            ConfigError: there is no folder, no file, or nothing in them to derive a schema from.
         """
         reader = session.read.options(**_FILE_OPTIONS)
         try:
@@ -151,23 +144,20 @@ class Folder:
                         msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
                         raise ConfigError(msg)
         except (PySparkException, Py4JJavaError) as err:
-            problem = f"{said(err)}; put a {self.format} file there, or pass --schema"
+            problem = f"{message(err)}; put a {self.format} file there, or pass --schema"
             if self.format == "parquet":
                 problem = self._column_problem(session) or problem
             msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
-            raise ConfigError(outside(err, f"source {self.path!r}") or msg) from err
+            raise ConfigError(outside_problem(err, f"source {self.path!r}") or msg) from err
         if not fields.fields:
             msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r} has no {self.format} events to infer from; pass --schema"
             raise ConfigError(msg)
         return Schema(fields=fields, is_inferred=True, keeps_spelling=True)
 
     def _expect_one_order(self, session: SparkSession) -> None:
-        """Spark infers types by position.
+        """Refuse CSV files with different orders of columns: Spark infers types by position.
 
         Cost: one Spark job that reads the files, where there are several.
-
-        Raises:
-            ConfigError: some have the same columns in different orders.
         """
         reader = session.read.schema(_RECORD).options(**_FILE_OPTIONS, **self._csv_options(), **_AS_TEXT)
         records = reader.csv(self.path)
@@ -175,15 +165,15 @@ class Folder:
             return
         records = records.select(
             F.col("_metadata.file_path").alias("file"),
-            F.monotonically_increasing_id().alias("place"),
+            F.monotonically_increasing_id().alias("number"),
             _record_text().alias("text"),
         )
-        headers = records.groupBy("file").agg(F.min_by("text", "place").alias("header"))
+        headers = records.groupBy("file").agg(F.min_by("text", "number").alias("header"))
         orders: dict[tuple[str, ...], tuple[str, ...]] = {}
         for (header,) in headers.select("header").distinct().collect():
             text = without_mark(bytes(header)).decode("utf-8", "replace").lower()
             try:
-                names = tuple(name or "" for name in fields_of(text, delimiter_of(self.delimiter)))
+                names = tuple(name or "" for name in split_record(text, unescape_delimiter(self.delimiter)))
             except UndecodableError:  # the file is refused when it is read
                 continue
             if orders.setdefault(tuple(sorted(names)), names) != names:
@@ -201,23 +191,19 @@ class Folder:
         return parquet.difference(session, files)
 
     def events(self, session: SparkSession, schema: Schema, *, max_files_per_trigger: int | None) -> DataFrame:
-        """The folder as a stream.
-
-        Returns:
-            The fields of the schema and, for text formats, columns that only the sink looks at: why a record cannot be
-            read, NULL for all others; which of its fields the schema lacks; and where it stands.
-        """
+        """The folder as a stream: the schema's fields and, for text formats, columns that only the sink reads."""
         stream = session.readStream.options(**_FILE_OPTIONS, **_STREAM_OPTIONS)
         if max_files_per_trigger is not None:
             stream = stream.option("maxFilesPerTrigger", max_files_per_trigger)
         try:
             return self._read(stream, session, schema)
         except AnalysisException as err:
-            msg = f"[SOURCE_NOT_FOUND] source {self.path!r} cannot be read: {said(err)}; create it, or correct the path"
-            raise ConfigError(outside(err, f"source {self.path!r}") or msg) from err
+            reason = message(err)
+            msg = f"[SOURCE_NOT_FOUND] source {self.path!r} cannot be read: {reason}; create it, or correct the path"
+            raise ConfigError(outside_problem(err, f"source {self.path!r}") or msg) from err
 
     def rows(self, session: SparkSession, schema: Schema) -> DataFrame:
-        """The files that are there now, with the columns of `events`; not as a stream."""
+        """The current files with the columns of `events`; not as a stream."""
         return self._read(session.read.options(**_FILE_OPTIONS), session, schema)
 
     def _read(self, reader: DataFrameReader | DataStreamReader, session: SparkSession, schema: Schema) -> DataFrame:
@@ -234,13 +220,13 @@ class Folder:
     def decoded(
         self, records: DataFrame, schema: Schema, *, has_header: bool, order: tuple[int, ...] | None = None
     ) -> DataFrame:
-        """Records as events, as `events` gives them.
+        """Records as events, with the columns of `events`.
 
         Args:
             records: `value` (binary), `path`, `modified`, `line` (NULL: count them) and `file` (a number for each file
                 whose records come from its beginning and in order, else NULL).
-            schema: what to read.
-            has_header: CSV: whether each file's first record is none.
+            schema: of the events.
+            has_header: CSV: whether each file's first record is its header.
             order: CSV without headers: see `header_order`.
         """
         fields = StructType([StructField(f.name, columns.nullable(f.dataType)) for f in schema.fields.fields])
@@ -268,7 +254,7 @@ class Folder:
             )
         return CsvRecords(
             declared=encodings,
-            delimiter=delimiter_of(self.delimiter),
+            delimiter=unescape_delimiter(self.delimiter),
             has_header=has_header,
             case_sensitive=columns.is_case_sensitive(session),
             order=order,
@@ -296,17 +282,14 @@ class Folder:
     def header_order(
         self, session: SparkSession, schema: Schema, file: str, *, header: bytes | None, before: Schema | None
     ) -> tuple[int, ...] | None:
-        """Where in the records of a CSV file, without its header, each column of a schema is; None: in its order.
+        """The index of each column of a schema in the records of a CSV file without its header; None: in its order.
 
         Args:
             session: reads the file's first record.
-            schema: what to read.
+            schema: of the events.
             file: of this folder.
-            header: of the file; None: it was in the order of `before`, and the file may tell it.
-            before: what the file was read with; it stands for a header that is gone.
-
-        Raises:
-            ContractError: the file has other columns, or is gone.
+            header: the file's; None: read from the file, else from `before`.
+            before: schema that the file was read with.
         """
         reader = session.read.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
         try:
@@ -318,7 +301,7 @@ class Folder:
             header = without_mark(bytes(first[0]))
         elif before is not None and header is None:
             quoted = ('"' + name.replace('"', '""') + '"' for name in before.fields.names)
-            header = delimiter_of(self.delimiter).join(quoted).encode()
+            header = unescape_delimiter(self.delimiter).join(quoted).encode()
         if header is not None:
             lines, problem = self._records(session, schema, schema.fields, has_header=True).for_file(header)
             if problem is None and isinstance(lines, CsvRecords):
@@ -332,7 +315,7 @@ class Folder:
 
 
 def _events(records: DataFrame, decoder: FileDecoder) -> DataFrame:
-    """What Python gives depends on the order of the records, so Spark must not move or repeat it."""
+    """Decoded records: their order matters, so Spark must not move or repeat the decoding."""
     decoded = F.col(_DECODED)
     rows = versions.decoded(
         records,
@@ -345,7 +328,7 @@ def _events(records: DataFrame, decoder: FileDecoder) -> DataFrame:
     ).where(decoded["is_event"])
     because = F.raise_error(F.concat("path", F.lit(": "), decoded["fatal"])).cast("string")
     corrupt = F.when(decoded["fatal"].isNotNull(), because).otherwise(decoded["error"])
-    place: dict[str, Column] = {
+    origins: dict[str, Column] = {
         "topic": F.col("path"),
         "offset": F.coalesce("line", decoded["line"]),
         "timestamp": F.col("modified"),
@@ -353,7 +336,7 @@ def _events(records: DataFrame, decoder: FileDecoder) -> DataFrame:
         "raw_value": F.col("value"),
     }
     origin = F.struct(
-        *(place.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in source_batch.ORIGIN_TYPE.fields)
+        *(origins.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in source_batch.ORIGIN_TYPE.fields)
     )
     own = {names.SOURCE_METADATA: "files"}
     return rows.select(
@@ -365,7 +348,7 @@ def _events(records: DataFrame, decoder: FileDecoder) -> DataFrame:
 
 
 def _file_columns() -> list[Column]:
-    """Where a record comes from. Files of lines may be cut into parts: only in the first one lines can be counted."""
+    """Origin columns of a record. Text files may be split: lines can be counted in the first part alone."""
     is_first = F.col("_metadata.file_block_start") == 0
     return [
         F.col("_metadata.file_path").alias("path"),
@@ -385,15 +368,15 @@ _AS_TEXT = {
     "enableDateTimeParsingFallback": "false",
     "emptyValue": '""',
 }
-"""Let Spark's CSV reader only find where records end. It gives the text of those that do not fit its schema: a single
-date, written as no field is. To it a quoted empty field is text as well, not NULL."""
+"""Options with which Spark's CSV reader only finds the ends of records: it gives the text of those that do not fit its
+schema, a single date in a format that no field has. A quoted empty field is text, too, not NULL."""
 _RECORD = StructType([StructField(_NEVER, DateType()), StructField(_WHOLE, StringType())])
 
 
 def _record_text() -> Column:
-    """The text of a record without its line end: Spark 4.2 leaves a carriage return that stands alone.
+    """The text of a record without its line end: Spark 4.2 leaves a lone carriage return.
 
-    The date is named because Spark lets no query read the text of misfits alone.
+    The date is named because Spark allows no query of the text of misfits alone.
     """
     none = F.raise_error(F.lit("Spark's CSV reader gave a record without its text")).cast("string")
     text = F.coalesce(F.col(_WHOLE), F.col(_NEVER).cast("string"), none)
@@ -401,13 +384,7 @@ def _record_text() -> Column:
 
 
 def failure(path: str, trace: str, reason: str) -> ContractError | None:
-    """The error for files that cannot be read, or None when the reason is another one.
-
-    Args:
-        path: the source.
-        trace: everything that Spark said.
-        reason: what the innermost cause said.
-    """
+    """The error for files of source `path` that cannot be read, from Spark's trace; None for another reason."""
     for pattern, remedy in _READ_FAILURES.items():
         match = pattern.search(trace)
         if match is not None:
@@ -418,11 +395,7 @@ def failure(path: str, trace: str, reason: str) -> ContractError | None:
 
 
 def _inferred(texts: DataFrame, inferred: StructType) -> StructType:
-    """What a CSV's columns are, by what Spark takes them for.
-
-    Integers with room to grow: the reader takes the narrowest type that holds what it has seen. Text, where a number
-    would lose its leading zeros or its plus.
-    """
+    """CSV columns from Spark's inferred types: integers as BIGINT, text where a number would lose zeros or its plus."""
     numbers = [f.name for f in inferred.fields if isinstance(f.dataType, NumericType)]
     lossy = [F.max(columns.column(name).rlike(csv_records.RESPELLED)).alias(name) for name in numbers]
     row = texts.agg(*lossy).first() if lossy else None

@@ -1,4 +1,4 @@
-"""What is in files of a source: given, derived once and kept with the checkpoint, always the same types."""
+"""The schema of a source's files: given, or inferred once and recorded in the checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stream_merge.spark import environment
 from stream_merge.spark.versions import from_ddl
 
 _RECORD = "stream_merge_schema"
-"""Folder in the checkpoint that keeps the schema; Spark's own are offsets, commits, sources, metadata."""
+"""Folder of the schema in the checkpoint; Spark's own are offsets, commits, sources, metadata."""
 NEW_FIELD_REMEDY = (
     "pass --schema: with them to store them (add --schema-evolution if the table lacks them), without them to ignore"
     " them"
@@ -30,25 +30,25 @@ class Schema:
 
     fields: StructType
     is_inferred: bool
-    """Whether they were derived from files, so that a field outside them is a surprise rather than left out."""
+    """Whether they were inferred, so that a field outside them is an error instead of left out."""
     keeps_spelling: bool = False
-    """Whether numbers that would be stored in another spelling, such as 007, are refused: where nobody has said that
-    they are numbers. Not in checkpoints from before there was such a rule, which have merged them."""
+    """Whether numbers that would be stored in another spelling, such as 007, are refused, as their type was inferred;
+    False in checkpoints of older versions, which have merged them."""
 
     def __str__(self) -> str:
         """Spark DDL, as `--schema` takes it."""
-        written = ((f.name if re.fullmatch(r"\w+", f.name) else names.quote(f.name), f) for f in self.fields.fields)
-        return ", ".join(f"{name} {f.dataType.simpleString()}" for name, f in written)
+        columns = ((f.name if re.fullmatch(r"\w+", f.name) else names.quote(f.name), f) for f in self.fields.fields)
+        return ", ".join(f"{name} {f.dataType.simpleString()}" for name, f in columns)
 
     def to_json(self) -> str:
-        """The record in the checkpoint."""
+        """Text in the checkpoint."""
         return json.dumps(
             {"fields": self.fields.jsonValue(), "inferred": self.is_inferred, "keeps_spelling": self.keeps_spelling}
         )
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
-        """A schema from its record."""
+        """The schema of a checkpoint's text."""
         record = json.loads(text)
         return cls(
             fields=StructType.fromJson(record["fields"]),
@@ -58,19 +58,12 @@ class Schema:
 
 
 def parse(ddl: str, *, setting: str = "--schema") -> Schema:
-    """A schema that a person wrote; PySpark needs a running session to read it.
-
-    Args:
-        ddl: Spark DDL.
-        setting: where it was written, for errors.
-
-    Raises:
-        ConfigError: it is not Spark DDL.
-    """
+    """The schema of Spark DDL, which PySpark needs a running session for; `setting` names it in errors."""
     try:
         fields = from_ddl(ddl)
     except ParseException as err:
-        msg = f"[INVALID_SETTING] {setting} {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {said(err)}"
+        reason = message(err)
+        msg = f"[INVALID_SETTING] {setting} {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {reason}"
         raise ConfigError(msg) from err
     if not isinstance(fields, StructType) or not fields.fields:
         msg = f"[INVALID_SETTING] {setting} {ddl!r} has no columns; write it like 'id BIGINT, name STRING'"
@@ -82,7 +75,7 @@ def parse(ddl: str, *, setting: str = "--schema") -> Schema:
 
 
 def recorded(session: SparkSession, checkpoint: str) -> Schema | None:
-    """The schema that earlier runs over this checkpoint used, or None."""
+    """The schema recorded in a checkpoint, or None."""
     try:
         lines = session.read.text(f"{checkpoint}/{_RECORD}").collect()
     except AnalysisException:
@@ -91,27 +84,25 @@ def recorded(session: SparkSession, checkpoint: str) -> Schema | None:
 
 
 def record(session: SparkSession, checkpoint: str, schema: Schema) -> None:
-    """Keep the schema with the checkpoint, wherever that lies, so that a restart reads the same types.
-
-    Raises:
-        ConfigError: nothing can be written there.
-    """
+    """Record the schema in the checkpoint, so that a restart reads the same types."""
     line = session.createDataFrame([(schema.to_json(),)], "value STRING")
     try:
         line.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{_RECORD}")
     except (PySparkException, Py4JJavaError) as err:
-        msg = f"[NOT_WRITABLE] checkpoint {checkpoint!r} cannot be written: {said(err)}; use a folder that is writable"
-        raise ConfigError(outside(err, f"checkpoint {checkpoint!r}") or msg) from err
+        msg = (
+            f"[NOT_WRITABLE] checkpoint {checkpoint!r} cannot be written: {message(err)}; use a folder that is writable"
+        )
+        raise ConfigError(outside_problem(err, f"checkpoint {checkpoint!r}") or msg) from err
 
 
-def outside(err: BaseException, where: str) -> str | None:
-    """The message for a problem of the machine or the object store; None for any other."""
+def outside_problem(err: BaseException, where: str) -> str | None:
+    """The message for a problem of the machine or the object store; None for others."""
     problem = environment.said(err)
     return None if problem is None else located(where, problem)
 
 
-def said(err: BaseException) -> str:
-    """What Spark said, without where in its code."""
+def message(err: BaseException) -> str:
+    """Spark's message without the place in its code."""
     first, _, rest = str(err).strip().partition("\n")
     java = re.match(r": [\w.$]+: (.*)", rest)  # Py4J: the first line names its own object
     return java[1] if java is not None else first

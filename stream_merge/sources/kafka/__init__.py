@@ -1,1 +1,1 @@
-"""A Kafka cluster, as Spark and as kafka-python see it."""
+"""Connections to a Kafka cluster, for Spark and kafka-python."""

@@ -1,4 +1,4 @@
-"""What Spark (Java) or kafka-python (OpenSSL) cannot take of a connection's security, told without connecting."""
+"""Certificate files of a connection that Spark (Java) or kafka-python (OpenSSL) cannot use, checked offline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _JAVA_KEYS = {
     bytes.fromhex("2a8648ce380401"),  # DSA
     bytes.fromhex("2a8648ce3d0201"),  # EC
 }
-"""Algorithms (object identifiers) of the private keys that kafka-clients 3.9 tries."""
+"""Algorithms (object identifiers) of private keys in kafka-clients 3.9."""
 _VERSION_TAG = 0xA0
 _SHORT_TIME_TAG = 0x17
 _LONG_LENGTH = 0x80
@@ -36,17 +36,15 @@ class _Block(NamedTuple):
 
 
 def problems(security: Security) -> list[str]:
-    """Why one of the clients would fail, one sentence each; what both of them accept is not mentioned."""
-    found: list[str] = []
-    if security.ca_file is not None:
-        found += _of_authorities(security.ca_file)
-    if security.certificate_file is not None:
-        found += _of_certificate(security.certificate_file)
-    return found
+    """Why a client would fail, a sentence for each problem."""
+    return [
+        *(_ca_problems(security.ca_file) if security.ca_file is not None else ()),
+        *(_certificate_problems(security.certificate_file) if security.certificate_file is not None else ()),
+    ]
 
 
 def remark(security: Security) -> str | None:
-    """Where the clients differ without one of them being wrong."""
+    """A difference between the clients that is not a problem."""
     if not security.protocol.endswith("SSL") or security.ca_file is not None:
         return None
     paths = ssl.get_default_verify_paths()
@@ -57,17 +55,12 @@ def remark(security: Security) -> str | None:
 
 
 def expires_at(file: str) -> float:
-    """Unix time from which the chain of a PEM file does not hold: the earliest end of its certificates.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it holds no certificate.
-    """
+    """Unix time at which the first certificate of a PEM file expires. Raises `OSError`, or `ValueError` without any."""
     chain = [block for block in _blocks(file) if block.label == "CERTIFICATE"]
-    return min(_end(_signed(block.der).validity) for block in chain)
+    return min(_end(_signed(block.der)[1]) for block in chain)
 
 
-def _of_authorities(file: str) -> Iterator[str]:
+def _ca_problems(file: str) -> Iterator[str]:
     try:
         certificates = [block for block in _blocks(file) if block.label.endswith("CERTIFICATE")]
     except OSError as err:
@@ -78,18 +71,18 @@ def _of_authorities(file: str) -> Iterator[str]:
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
-        names = [_names(block.der) for block in certificates]
+        names = [_signed(block.der) for block in certificates]
     except (OSError, ValueError, IndexError) as err:  # SSLError is an OSError
         yield f"ca_file {file!r} holds a certificate that cannot be read: {err}"
         return
-    if all(issuer != subject for issuer, subject in names):
+    if all(issuer != subject for issuer, _, subject in names):
         yield (
             f"ca_file {file!r} holds intermediate certificates only, which are enough for Spark; kafka-python"
             " also requires their root: add it"
         )
 
 
-def _of_certificate(file: str) -> Iterator[str]:
+def _certificate_problems(file: str) -> Iterator[str]:
     try:
         blocks = _blocks(file)
     except OSError as err:
@@ -109,23 +102,23 @@ def _of_certificate(file: str) -> Iterator[str]:
             " one ('openssl pkcs8 -topk8 -nodes') into a file that only the job may read"
         )
         return
-    yield from _of_key(file, keys[0])
+    yield from _key_problems(file, keys[0])
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(file, password="")
-        names = [_names(block.der) for block in chain]
+        names = [_signed(block.der) for block in chain]
     except (OSError, ValueError, IndexError) as err:
         yield (
             f"kafka-python cannot load certificate_file {file!r} ({err}); its first certificate must be that of the key"
         )
         return
-    if any(issuer != next_one for (issuer, _), (_, next_one) in itertools.pairwise(names)):
+    if any(issuer != subject for (issuer, _, _), (_, _, subject) in itertools.pairwise(names)):
         yield (
             f"the certificates in {file!r} are not a chain; Spark requires each one followed by that of its issuer and"
             " nothing else"
         )
 
 
-def _of_key(file: str, key: _Block) -> Iterator[str]:
+def _key_problems(file: str, key: _Block) -> Iterator[str]:
     if key.label != _KEY:
         yield (
             f"the private key in {file!r} is a {key.label!r}, which kafka-python reads; Spark reads PKCS #8 only:"
@@ -136,13 +129,13 @@ def _of_key(file: str, key: _Block) -> Iterator[str]:
         algorithm = _items(_items(key.der)[0].content)[1]
         is_known = _items(algorithm.content)[0].content in _JAVA_KEYS
     except (ValueError, IndexError):
-        return  # OpenSSL says it better
+        return  # OpenSSL reports it
     if not is_known:
         yield f"the private key in {file!r} is neither RSA nor DSA nor EC, and Spark takes no others"
 
 
 def _blocks(file: str) -> list[_Block]:
-    return [_Block(*found) for found in _BLOCK.findall(Path(file).read_text(encoding="utf-8", errors="replace"))]
+    return [_Block(*block) for block in _BLOCK.findall(Path(file).read_text(encoding="utf-8", errors="replace"))]
 
 
 # -- just enough DER -----------------------------------------------------------------------------
@@ -154,42 +147,30 @@ class _Item(NamedTuple):
 
 
 def _items(der: bytes) -> list[_Item]:
-    """The values that stand one behind the other."""
-    found = []
-    at = 0
-    while at < len(der):
-        tag, length = der[at], der[at + 1]
-        at += 2
+    """The consecutive values of a text in DER."""
+    items = []
+    start = 0
+    while start < len(der):
+        tag, length = der[start], der[start + 1]
+        start += 2
         if length >= _LONG_LENGTH:
             digits = length - _LONG_LENGTH
-            length = int.from_bytes(der[at : at + digits], "big")
-            at += digits
-        found.append(_Item(tag, der[at : at + length]))
-        at += length
-    return found
+            length = int.from_bytes(der[start : start + digits], "big")
+            start += digits
+        items.append(_Item(tag, der[start : start + length]))
+        start += length
+    return items
 
 
-class _Signed(NamedTuple):
-    issuer: bytes
-    validity: bytes
-    subject: bytes
-
-
-def _signed(certificate: bytes) -> _Signed:
-    """Parts of a certificate as they are written."""
+def _signed(certificate: bytes) -> tuple[bytes, bytes, bytes]:
+    """Issuer, validity and subject of a certificate in DER."""
     signed = _items(_items(_items(certificate)[0].content)[0].content)
     _serial, _algorithm, issuer, validity, subject, *_ = [item for item in signed if item.tag != _VERSION_TAG]
-    return _Signed(issuer.content, validity.content, subject.content)
-
-
-def _names(certificate: bytes) -> tuple[bytes, bytes]:
-    """Issuer and subject."""
-    signed = _signed(certificate)
-    return signed.issuer, signed.subject
+    return issuer.content, validity.content, subject.content
 
 
 def _end(validity: bytes) -> float:
-    """RFC 5280, 4.1.2.5: in UTC and to the second, with two digits for the year until 2049."""
+    """Unix time of the end (RFC 5280, 4.1.2.5): UTC in seconds, with two digits for the year until 2049."""
     _, end = _items(validity)
     year = "%y" if end.tag == _SHORT_TIME_TAG else "%Y"
     return datetime.strptime(end.content.decode("ascii"), f"{year}%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()

@@ -1,4 +1,4 @@
-"""A Kafka cluster as seen by Spark and by kafka-python: one description of the connection for both."""
+"""A Kafka cluster: one description of the connection for Spark and kafka-python."""
 
 from __future__ import annotations
 
@@ -6,23 +6,13 @@ import json
 import logging
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, errors
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
-from kafka.errors import (
-    IllegalSaslStateError,
-    InvalidReceiveError,
-    KafkaConnectionError,
-    KafkaTimeoutError,
-    NoError,
-    SaslAuthenticationFailedError,
-    UnknownTopicOrPartitionError,
-    UnsupportedSaslMechanismError,
-    for_code,
-)
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
@@ -40,7 +30,7 @@ Offsets = dict[str, dict[int, int]]
 """topic -> partition -> offset of the next record."""
 
 _Received = tuple[bytes, Exception | None]
-"""What a socket gave, and why it gives no more."""
+"""Data of a socket, and why it has ended."""
 
 _LOGIN_MODULES: Mapping[str, str] = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -48,9 +38,8 @@ _LOGIN_MODULES: Mapping[str, str] = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _RECEIVE_BUFFER_BYTES = 4 * 2**20
-"""Unless told otherwise Spark's source asks for a socket's buffer of 64 KiB (Spark 4.2,
-`KafkaSourceProvider.kafkaParamsForExecutors`), a small part of a broker's answer: large batches waited for it.
-Records per poll stay as Kafka's client has them: more of them, large and well compressed, end the JVM."""
+"""Spark 4.2's default of 64 KiB (`KafkaSourceProvider.kafkaParamsForExecutors`) is a small part of a broker's answer:
+large batches waited for it. Records per poll keep Kafka's default: more, large and compressed, exhaust the JVM."""
 _ADMIN_TIMEOUT_MILLIS = 10_000
 _LONGEST_BACKOFF_MILLIS = 1_000
 _CLEANUP_POLICY = "cleanup.policy"
@@ -58,21 +47,21 @@ _CLEANUP_POLICY = "cleanup.policy"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Security:
-    """How a client proves who it is, and how it knows the broker."""
+    """Authentication of the client and the broker."""
 
     protocol: Protocol = "PLAINTEXT"
     mechanism: Mechanism | None = None
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     ca_file: str | None = None
-    """PEM with the certificates to trust; None: those of the system."""
+    """PEM with trusted certificates; None: those of the system."""
     certificate_file: str | None = None
     """PEM with this client's private key (PKCS #8) and certificate chain, for mutual TLS."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connection:
-    """One cluster, as Spark's source and kafka-python are told of it."""
+    """Connection to a cluster."""
 
     bootstrap: str
     isolation: Isolation = "read_committed"
@@ -96,7 +85,7 @@ class Connection:
         if security.ca_file is not None:
             options |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": security.ca_file}
         if security.certificate_file is not None:
-            # By its place: the key itself as an option would stand in the plans that Spark shows.
+            # By its path: the key itself as an option would be in Spark's plans.
             options |= {"kafka.ssl.keystore.type": "PEM", "kafka.ssl.keystore.location": security.certificate_file}
         return options
 
@@ -131,17 +120,17 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopicState:
-    """A topic as the broker describes it now."""
+    """Current state of a topic at the broker."""
 
     topic_id: str
-    """Changes when the topic is deleted and made again."""
+    """Changes when the topic is re-created."""
     starts: dict[int, int]
-    """partition -> first offset that is still there."""
+    """partition -> first available offset."""
     ends: dict[int, int]
-    """partition -> offset of the next record, as far as the isolation level sees."""
+    """partition -> offset of the next record, by isolation level."""
 
 
-# Below WARNING the client logs each connection, and at DEBUG all of its settings, the password among them.
+# Below WARNING the client logs each connection, at DEBUG with the password.
 logging.getLogger("kafka").setLevel(logging.WARNING)
 
 
@@ -149,64 +138,64 @@ def _holds_no_password(record: logging.LogRecord) -> bool:
     return not any(module in record.getMessage() for module in _LOGIN_MODULES.values())
 
 
-# At DEBUG Py4J (0.10.9.9) logs each call of a Java method with its arguments, the options of Spark's source among them.
+# At DEBUG Py4J (0.10.9.9) logs arguments of Java methods, with the options of Spark's source.
 for _name in ("py4j.clientserver", "py4j.java_gateway"):
     logging.getLogger(_name).addFilter(_holds_no_password)
 
 
-_SASL = IllegalSaslStateError | SaslAuthenticationFailedError | UnsupportedSaslMechanismError
+_SASL = errors.IllegalSaslStateError | errors.SaslAuthenticationFailedError | errors.UnsupportedSaslMechanismError
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the broker was there and one side did not accept how the other proves who it is."""
+    """Whether the broker is available and one side refused the other's authentication."""
     if isinstance(error, _SASL):
         return True
-    # kafka-python 3 turns errors of TLS into those of the connection. The subclasses left out are lost connections.
-    found = (error, error.__context__, *error.args)
-    return any(type(one) in (ssl.SSLError, ssl.SSLCertVerificationError) for one in found)
+    # kafka-python 3 wraps errors of TLS; the other subclasses are lost connections.
+    causes = (error, error.__context__, *error.args)
+    return any(type(one) in (ssl.SSLError, ssl.SSLCertVerificationError) for one in causes)
 
 
 _NAMES = re.compile(r"\A(?:\[Error \d+\] )?(?:\w+Error: )*")
-"""What kafka-python's errors put before what they say, some of them twice."""
+"""Class names before the messages of kafka-python, some twice."""
 
 
 def message(error: BaseException) -> str:
-    """What an error of kafka-python says, without the names of its classes."""
+    """The message of an error of kafka-python."""
     return _NAMES.sub("", str(error))
 
 
 def _explained(security: Security, error: Exception) -> str:
-    """Why a connection was not made, with the setting of the job file to change where one is wrong."""
-    said = message(error)
-    if isinstance(error, UnsupportedSaslMechanismError):
+    """Why a connection failed, with the job file's setting to change where one is wrong."""
+    text = message(error)
+    if isinstance(error, errors.UnsupportedSaslMechanismError):
         return (
             f"the broker does not offer SASL mechanism {security.mechanism}; set 'kafka.security.mechanism' to one of"
             " its sasl.enabled.mechanisms"
         )
-    if isinstance(error, SaslAuthenticationFailedError):
-        return f"{said}; check 'kafka.security.user' and 'password'"
-    if isinstance(error, IllegalSaslStateError):
+    if isinstance(error, errors.SaslAuthenticationFailedError):
+        return f"{text}; check 'kafka.security.user' and 'password'"
+    if isinstance(error, errors.IllegalSaslStateError):
         return f"this listener does not use SASL; set 'kafka.security.protocol' to {security.protocol[5:]}"
-    is_closed = isinstance(error, KafkaConnectionError) and ("socket disconnected" in said or "EOF" in said)
-    if is_closed or isinstance(error, InvalidReceiveError):
+    is_closed = isinstance(error, errors.KafkaConnectionError) and ("socket disconnected" in text or "EOF" in text)
+    if is_closed or isinstance(error, errors.InvalidReceiveError):
         return (
             f"this listener does not accept 'kafka.security.protocol: {security.protocol}'; use SASL_PLAINTEXT or"
             " SASL_SSL if it requires a login, SSL or SASL_SSL if it requires TLS"
         )
-    return said
+    return text
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ships no types
-    """Ends the search for a broker at the first one that refuses, and says why.
+    """Stops connecting at the first refusal, with its reason.
 
-    kafka-python 3.0.12 connects again until its time is over, and forgets what the broker says before it hangs up.
+    kafka-python 3.0.12 retries until its timeout, and drops a broker's message before a disconnect.
     """
 
     def __init__(self, net: NetworkSelector, **settings: Any) -> None:
         super().__init__(net, **settings)
         self._refused: Exception | None = None
         self.last_failure: Exception | None = None
-        """Why the newest connection was not made, or was closed."""
+        """Why the newest connection failed or was closed."""
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
         if self._refused is not None:
@@ -229,7 +218,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python sh
 
 
 def _data_before_the_end(receive: Callable[[], _Received]) -> Callable[[], _Received]:
-    """Hand over what came together with the end of a connection before its end."""
+    """Return data that came together with the end of a connection before that end."""
     ended: list[Exception] = []
 
     def received() -> _Received:
@@ -250,81 +239,60 @@ def _client(**settings: Any) -> KafkaNetClient:
 
 
 class Cluster:
-    """Questions to the broker, from one thread; keeps one connection and makes another one after an error."""
+    """Requests to the broker, from one thread, over one connection that is replaced after an error.
+
+    Its methods raise `kafka.errors.KafkaError` where the broker is unavailable or refuses.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        """Where it is, and who asks."""
         self._client: KafkaAdminClient | None = None
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicState]:
-        """The state of topics; a topic that does not exist is left out.
-
-        Raises:
-            kafka.errors.KafkaError: the broker cannot be reached, or does not describe one of them; so for all.
-        """
-        try:
-            return self._topics(names)
-        except Exception:
-            self.close()
-            raise
-
-    def _topics(self, names: Sequence[str]) -> dict[str, TopicState]:
-        client = self._connected()
-        level = (
-            IsolationLevel.READ_COMMITTED
-            if self.connection.isolation == "read_committed"
-            else IsolationLevel.READ_UNCOMMITTED
-        )
-        found = {}
-        for described in client.describe_topics(list(names)):
-            code = described.get("error_code")
-            if code == UnknownTopicOrPartitionError.errno:
-                continue
-            if code:
-                raise for_code(code)
-            name = described["name"]
-            partitions = [TopicPartition(name, p["partition_index"]) for p in described["partitions"]]
-            ends = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST), isolation_level=level)
-            starts = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
-            found[name] = TopicState(
-                topic_id=str(described["topic_id"]),
-                starts={tp.partition: o.offset for tp, o in starts.items()},
-                ends={tp.partition: o.offset for tp, o in ends.items()},
-            )
-        return found
+        """The state of topics, without those that do not exist."""
+        level = IsolationLevel[self.connection.isolation.upper()]
+        states = {}
+        with self._request() as client:
+            for described in client.describe_topics(list(names)):
+                code = described.get("error_code")
+                if code == errors.UnknownTopicOrPartitionError.errno:
+                    continue
+                if code:
+                    raise errors.for_code(code)
+                name = described["name"]
+                each = [TopicPartition(name, p["partition_index"]) for p in described["partitions"]]
+                ends = client.list_partition_offsets(dict.fromkeys(each, OffsetSpec.LATEST), isolation_level=level)
+                starts = client.list_partition_offsets(dict.fromkeys(each, OffsetSpec.EARLIEST))
+                states[name] = TopicState(
+                    topic_id=str(described["topic_id"]),
+                    starts={tp.partition: o.offset for tp, o in starts.items()},
+                    ends={tp.partition: o.offset for tp, o in ends.items()},
+                )
+        return states
 
     def compacted(self, names: Sequence[str]) -> set[str]:
-        """Those of the topics whose records the broker removes when newer ones have their key.
-
-        Raises:
-            kafka.errors.KafkaError: the broker cannot be reached, or does not tell (ACL DescribeConfigs).
-        """
-        try:
-            client = self._connected()
-            wanted = [ConfigResource(ConfigResourceType.TOPIC, name, {_CLEANUP_POLICY: None}) for name in names]
+        """The topics with compaction (needs the ACL DescribeConfigs)."""
+        wanted = [ConfigResource(ConfigResourceType.TOPIC, name, {_CLEANUP_POLICY: None}) for name in names]
+        with self._request() as client:
             (described,) = client.describe_configs(wanted, config_filter="all").values()
-        except Exception:
-            self.close()
-            raise
-        return {name for name, found in described.items() if "compact" in str(found[_CLEANUP_POLICY]["value"])}
+        return {name for name, config in described.items() if "compact" in str(config[_CLEANUP_POLICY]["value"])}
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Write the offsets of a consumer group that has no members.
-
-        Raises:
-            kafka.errors.KafkaError: the broker refuses, or cannot be reached.
-        """
-        try:
-            client = self._connected()
-            wanted = {TopicPartition(*place): OffsetAndMetadata(end, "", -1) for place, end in offsets.items()}
+        """Write the offsets of a consumer group without members."""
+        wanted = {TopicPartition(*partition): OffsetAndMetadata(end, "", -1) for partition, end in offsets.items()}
+        with self._request() as client:
             answers = client.alter_group_offsets(group, wanted)
+        refused = [error for error in answers.values() if error is not errors.NoError]
+        if refused:
+            raise refused[0]
+
+    @contextmanager
+    def _request(self) -> Iterator[KafkaAdminClient]:
+        try:
+            yield self._connected()
         except Exception:
             self.close()
             raise
-        refused = [error for error in answers.values() if error is not NoError]
-        if refused:
-            raise refused[0]
 
     def _connected(self) -> KafkaAdminClient:
         if self._client is None:
@@ -339,7 +307,7 @@ class Cluster:
             except Exception as err:
                 for one in opened:  # kafka-python leaves its thread running
                     one.close()
-                if not isinstance(err, _SASL | KafkaTimeoutError):
+                if not isinstance(err, _SASL | errors.KafkaTimeoutError):
                     raise
                 last = next((one._manager.last_failure for one in opened), None) or err
                 who, why = self.connection.bootstrap, _explained(self.connection.security, last)
@@ -348,7 +316,7 @@ class Cluster:
         return self._client
 
     def close(self) -> None:
-        """Close the connection; the next question opens another one."""
+        """Close the connection; the next request opens another one."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -364,19 +332,9 @@ def records(
     max_records: int,
     fail_on_data_loss: bool,
 ) -> DataFrame:
-    """The topics as a stream of records.
+    """The topics as a stream of at most `max_records` offsets per micro-batch.
 
-    Args:
-        session: where the stream runs; needs the Kafka connector's jars.
-        connection: the cluster.
-        topics: names.
-        starting_offsets: "earliest", "latest" or Spark's JSON of offsets; counts for a new checkpoint only.
-        starting_timestamp_millis: instead of offsets.
-        max_records: most records per micro-batch, counted by offsets.
-        fail_on_data_loss: let Spark stop where offsets are gone.
-
-    Raises:
-        ConfigError: the connector is not there.
+    Without a checkpoint it starts at a timestamp, else at "earliest", "latest" or Spark's JSON of offsets.
     """
     reader = session.readStream.format("kafka").options(**connection.spark_options())
     reader = reader.option("subscribe", ",".join(topics)).option("includeHeaders", "true")
@@ -402,7 +360,7 @@ def records(
 
 def parse_offsets(text: str) -> Offsets:
     """Spark's JSON of Kafka offsets, as in its checkpoints."""
-    return {topic: {int(p): int(o) for p, o in found.items()} for topic, found in json.loads(text).items()}
+    return {topic: {int(p): int(o) for p, o in offsets.items()} for topic, offsets in json.loads(text).items()}
 
 
 def _jaas(value: str | None) -> str:
@@ -411,7 +369,7 @@ def _jaas(value: str | None) -> str:
 
 
 def _user_name(security: Security) -> str | None:
-    """The name for kafka-python, which leaves it to its caller to mask what separates the parts of SCRAM's messages."""
+    """The name for kafka-python, which does not escape the separators of SCRAM's messages."""
     if security.user is None or security.mechanism == "PLAIN":
         return security.user
     return security.user.replace("=", "=3D").replace(",", "=2C")

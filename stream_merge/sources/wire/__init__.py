@@ -1,1 +1,1 @@
-"""How a change event is written in a record: exact, or refused with a reason."""
+"""Values in records: read exactly, or refused with the reason."""

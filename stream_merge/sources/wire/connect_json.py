@@ -1,62 +1,80 @@
-"""Records of Kafka Connect's JSON converter (Kafka 4.1): with a schema block in each record, or without."""
+"""Records of Kafka Connect's JSON converter (Kafka 4.1), with or without schema blocks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from stream_merge.sources.wire import connect_schema, json_table
-from stream_merge.sources.wire.base import Payloads, RowOf
 from stream_merge.sources.wire.encodings import Encoding, folded, refuse
 from stream_merge.sources.wire.keys import WITH_BLOCK
-from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
+from stream_merge.sources.wire.strict_json import UndecodableError, parse, utf8_text
 
 DECLARED = ""
 """Id of the schema that the job declares."""
 _SCHEMA_START, _PAYLOAD_START = '{"schema":{', ',"payload":'
 _SAMPLES = 16
 _MOST_STARTS = 100
-"""So many different schema blocks are remembered by their text; each costs a comparison per record."""
+"""Schema blocks that are cached by their text; each costs a comparison per record."""
+
+
+RowSchema = Callable[[Mapping[str, Any]], "Mapping[str, Any] | None"]
+"""The schema of the row inside a record's schema, as its envelope knows; None for records without a row."""
+
+
+class Payloads(NamedTuple):
+    """Payloads in one schema."""
+
+    indexes: pa.Int64Array
+    """Which of the given records they are, ascending."""
+    texts: pa.BinaryArray
+    schema_id: str
+
+    def read(self, schema: pa.Schema) -> Iterator[tuple[Payloads, pa.StructArray]]:
+        """The parts that `json_table` can read, each with its rows."""
+        for first, rows in json_table.read_parts(self.texts, schema):
+            indexes, texts = (values.slice(first, len(rows)) for values in (self.indexes, self.texts))
+            yield Payloads(indexes, texts, self.schema_id), rows
 
 
 @dataclass(kw_only=True)
 class ConnectJson:
-    """Unwraps records; remembers the schema blocks that it has seen, which repeat from record to record."""
+    """Unwraps records; caches their schema blocks, which repeat from record to record. Sent to the workers."""
 
-    row_of: RowOf
+    row_schema: RowSchema
     declared: Mapping[str, Encoding] | None = None
-    """How columns are written in records without a schema block; None: such a row is refused."""
+    """Column -> encoding in records without a schema block; None: such a row is refused."""
     placeholder: str = connect_schema.PLACEHOLDER
     """Debezium's `unavailable.value.placeholder`."""
     wanted: Mapping[str, T.DataType] = field(default_factory=dict)
-    """Types that the job declares for columns whose digits are open."""
+    """Column -> type that the job declares for numbers of open scale."""
     _known_starts: dict[str, str | None] = field(default_factory=dict, repr=False)
     """Text of a record up to its payload -> schema id."""
     _known: dict[str, Mapping[str, Encoding]] = field(default_factory=dict, repr=False)
     _shapes: dict[str, pa.StructType] = field(default_factory=dict, repr=False)
-    """Schema id -> what is around the rows."""
+    """Schema id -> result of `shape`."""
 
     @property
     def is_declared(self) -> bool:
-        """As `Format.is_declared`."""
+        """Whether columns are declared for records without a schema block."""
         return self.declared is not None
 
     def parse(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
-        """As `Wire.parse`."""
-        payload, schema_id = self._unwrapped(text_of(value))
+        """The payload of a record, and the id of the schema of its row; None where it has none."""
+        payload, schema_id = self._unwrapped(utf8_text(value))
         if not isinstance(payload, dict):
             refuse("the value is not an object")
         return payload, schema_id
 
     def named(self, fields: Mapping[str, Any], schema_id: str | None) -> Mapping[str, Any]:
-        """As `Wire.named`; a schema block spells them as its row does."""
+        """The fields of a row by the names of its schema; a schema block spells them as its row does."""
         return fields if self.declared is None or schema_id != DECLARED else folded(fields, self.declared.keys())
 
     def _unwrapped(self, text: str) -> tuple[Any, str | None]:
@@ -72,12 +90,12 @@ class ConnectJson:
             return payload, without
         if not isinstance(block, dict):
             refuse("the schema block is not an object")
-        row = self.row_of(block)
-        found = None if row is None else connect_schema.canonical({"type": "struct", "fields": row.get("fields")})
-        self._remember_start(text, found)
-        return payload, found
+        row = self.row_schema(block)
+        schema_id = None if row is None else connect_schema.canonical({"type": "struct", "fields": row.get("fields")})
+        self._cache_start(text, schema_id)
+        return payload, schema_id
 
-    def _remember_start(self, text: str, schema_id: str | None) -> None:
+    def _cache_start(self, text: str, schema_id: str | None) -> None:
         """A record that starts with the same characters, up to the payload, has the same schema block."""
         if not text.startswith(_SCHEMA_START) or len(self._known_starts) >= _MOST_STARTS:
             return
@@ -86,22 +104,27 @@ class ConnectJson:
             self._known_starts[text[: end + len(_PAYLOAD_START)]] = schema_id
 
     def payloads(self, values: pa.BinaryArray) -> Iterator[Payloads]:
-        """As `Wire.payloads`."""
+        """The payloads of records by the schema of their row, without those that `parse` has not read yet.
+
+        Args:
+            values: none of them NULL.
+        """
         rest, texts = pa.arange(0, len(values)), values
         for start, schema_id in self._known_starts.items():
             if schema_id is None:
                 continue
             begun = start.encode()
-            found = pc.and_(pc.starts_with(texts, begun), pc.ends_with(texts, pattern=b"}"))
-            if pc.any(found).as_py():
-                yield Payloads(rest.filter(found), pc.binary_slice(texts.filter(found), len(begun), -1), schema_id)
-                others = pc.invert(found)
+            has_schema = pc.and_(pc.starts_with(texts, begun), pc.ends_with(texts, pattern=b"}"))
+            if pc.any(has_schema).as_py():
+                payloads = pc.binary_slice(texts.filter(has_schema), len(begun), -1)
+                yield Payloads(rest.filter(has_schema), payloads, schema_id)
+                others = pc.invert(has_schema)
                 rest, texts = rest.filter(others), texts.filter(others)
         if self.declared is not None and len(rest):
             yield Payloads(rest, texts, DECLARED)
 
     def row_type(self, schema_id: str) -> pa.StructType | None:
-        """As `Wire.row_type`."""
+        """The type of a row in Arrow's JSON reader; None where it cannot read one of the columns."""
         try:
             types = {name: encoding.wire for name, encoding in self.encodings(schema_id).items()}
         except UndecodableError:
@@ -109,18 +132,18 @@ class ConnectJson:
         return None if None in types.values() else pa.struct(list(types.items()))
 
     def shape(self, schema_id: str, texts: pa.BinaryArray, *, without: frozenset[str]) -> pa.StructType:
-        """As `Wire.shape`."""
+        """The type of payloads without the fields that are or hold the row, as far as samples show it."""
         samples = []
         for text in texts.take(pa.arange(0, len(texts), len(texts) // _SAMPLES + 1)).to_pylist():
             with suppress(UndecodableError):
-                sample = parse(text_of(text))
+                sample = parse(utf8_text(text))
                 if isinstance(sample, dict):
                     samples.append({name: value for name, value in sample.items() if name not in without})
-        self._shapes[schema_id] = json_table.shape_of(samples, self._shapes.get(schema_id, pa.struct([])))
+        self._shapes[schema_id] = json_table.infer_shape(samples, self._shapes.get(schema_id, pa.struct([])))
         return self._shapes[schema_id]
 
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
-        """As `Format.encodings`."""
+        """The encodings of a schema's columns."""
         if schema_id == DECLARED:
             if self.declared is None:
                 refuse("the job declares no columns")

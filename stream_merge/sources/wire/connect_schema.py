@@ -1,4 +1,4 @@
-"""Kafka Connect's schemas, as its JSON converter writes them, and what Debezium's names in them mean."""
+"""Kafka Connect's schemas in its JSON converter, with Debezium's semantic types."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from stream_merge.sources.wire.strict_json import UndecodableError
 _MOST_PRECISE = 38
 """Digits of Delta's widest decimal."""
 _MOST_SCALE, NEGATIVE_SCALES = 1000, 2048
-"""PostgreSQL's largest scale; and what the JDBC driver adds to a negative one (42.7), which takes it for eleven bits:
-Debezium 3.4 writes the values of numeric(5,-2) with 2046 digits after the point."""
+"""PostgreSQL's largest scale; what the JDBC driver (42.7) adds to a negative one, read as eleven bits: Debezium 3.4
+writes values of numeric(5,-2) with 2046 digits after the point."""
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 VARIABLE_SCALE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -43,85 +43,74 @@ _BASE_TYPES: dict[str, Callable[[], Encoding]] = {
 }
 _MILLIS, _MICROS, _NANOS = 1_000, 1_000_000, 1_000_000_000
 _NAMED: dict[str, Callable[[], Encoding]] = {
-    "org.apache.kafka.connect.data.Date": times.date_of_days,
+    "org.apache.kafka.connect.data.Date": times.date_from_days,
     "org.apache.kafka.connect.data.Time": lambda: times.clock_time(_MILLIS),
-    "org.apache.kafka.connect.data.Timestamp": lambda: times.timestamp_of(_MILLIS),
-    "io.debezium.time.Date": times.date_of_days,
-    "io.debezium.time.IsoDate": times.date_of_text,
+    "org.apache.kafka.connect.data.Timestamp": lambda: times.timestamp_from_units(_MILLIS),
+    "io.debezium.time.Date": times.date_from_days,
+    "io.debezium.time.IsoDate": times.date_from_text,
     "io.debezium.time.Time": lambda: times.clock_time(_MILLIS),
     "io.debezium.time.MicroTime": lambda: times.clock_time(_MICROS),
     "io.debezium.time.NanoTime": lambda: times.clock_time(_NANOS),
-    "io.debezium.time.Timestamp": lambda: times.timestamp_of(_MILLIS),
-    "io.debezium.time.MicroTimestamp": lambda: times.timestamp_of(_MICROS),
-    "io.debezium.time.NanoTimestamp": lambda: times.timestamp_of(_NANOS),
-    "io.debezium.time.IsoTimestamp": lambda: times.timestamp_of_text(with_zone=False),
-    "io.debezium.time.ZonedTimestamp": lambda: times.timestamp_of_text(with_zone=True),
+    "io.debezium.time.Timestamp": lambda: times.timestamp_from_units(_MILLIS),
+    "io.debezium.time.MicroTimestamp": lambda: times.timestamp_from_units(_MICROS),
+    "io.debezium.time.NanoTimestamp": lambda: times.timestamp_from_units(_NANOS),
+    "io.debezium.time.IsoTimestamp": lambda: times.timestamp_from_text(with_zone=False),
+    "io.debezium.time.ZonedTimestamp": lambda: times.timestamp_from_text(with_zone=True),
 }
-"""Names with a meaning of their own. What is not here is stored as its base type says: Json, Xml, Uuid, Enum, Ltree,
-ZonedTime, Interval as text, MicroDuration as microseconds, Bits as bytes, Point as a struct."""
+"""Semantic types. Others are stored by their base type: Json, Xml, Uuid, Enum, Ltree, ZonedTime, Interval as text,
+MicroDuration as microseconds, Bits as bytes, Point as a struct."""
 
 
 def encoding(
     schema: Mapping[str, Any], *, placeholder: str = PLACEHOLDER, wanted: T.DataType | None = None
 ) -> Encoding:
-    """How values of a Connect schema are written in JSON (`schemas.enable` of Kafka 4.1's JsonConverter).
+    """Encoding of a Connect schema (`schemas.enable` of Kafka 4.1's JsonConverter). Raises `UndecodableError`.
 
-    Args:
-        schema: one schema object: `type`, and where they apply `name`, `parameters`, `optional`, `items`, `values`,
-            `fields`.
-        placeholder: Debezium's `unavailable.value.placeholder`.
-        wanted: type that the job declares for the column; says what becomes of numbers whose scale is open.
-
-    Raises:
-        UndecodableError: it is not a schema, or one that nothing here can hold.
+    `placeholder` is Debezium's `unavailable.value.placeholder`, `wanted` the declared type of numbers of open scale.
     """
-    base, name = schema.get("type"), schema.get("name")
-    found = _scaled(schema, wanted) or (_NAMED[name]() if name in _NAMED else None)
-    if found is None:
-        found = _plain(schema, base, placeholder)
+    name = schema.get("name")
+    by_name = _scaled(schema, wanted) or (_NAMED[name]() if name in _NAMED else None)
     return replace(
-        found,
+        by_name or _plain(schema, placeholder),
         is_optional=bool(schema.get("optional", False)),
         placeholders=_placeholders(schema, placeholder),
         default=schema.get("default"),
     )
 
 
-def _plain(schema: Mapping[str, Any], base: Any, placeholder: str) -> Encoding:
+def _plain(schema: Mapping[str, Any], placeholder: str) -> Encoding:
+    base = schema.get("type")
     if base in _BASE_TYPES:
         return _BASE_TYPES[base]()
     if base == "array" and isinstance(schema.get("items"), Mapping):
-        return E.array_of(encoding(schema["items"], placeholder=placeholder))
+        return E.array_encoding(encoding(schema["items"], placeholder=placeholder))
     if base == "map" and isinstance(schema.get("values"), Mapping):
         if (schema.get("keys") or {}).get("type") != "string":
             msg = "a map whose keys are not strings"
             raise UndecodableError(msg)
-        return E.map_of(encoding(schema["values"], placeholder=placeholder))
+        return E.map_encoding(encoding(schema["values"], placeholder=placeholder))
     if base == "struct":
-        return E.struct_of({field: encoding(inner, placeholder=placeholder) for field, inner in fields(schema).items()})
+        inner = fields(schema).items()
+        return E.struct_encoding({name: encoding(field, placeholder=placeholder) for name, field in inner})
     msg = f"schema type {base!r} is not one of Kafka Connect's"
     raise UndecodableError(msg)
 
 
 def fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The fields of a struct schema, in order.
-
-    Raises:
-        UndecodableError: it is not a struct.
-    """
-    found = schema.get("fields")
-    if not isinstance(found, list) or not all(isinstance(f, dict) and isinstance(f.get("field"), str) for f in found):
+    """The fields of a struct schema, in order. Raises `UndecodableError`."""
+    inner = schema.get("fields")
+    if not isinstance(inner, list) or not all(isinstance(f, dict) and isinstance(f.get("field"), str) for f in inner):
         msg = "the schema block has no struct where the event must have one"
         raise UndecodableError(msg)
-    return {field["field"]: field for field in found}
+    return {field["field"]: field for field in inner}
 
 
 def _scaled(schema: Mapping[str, Any], wanted: T.DataType | None) -> Encoding | None:
-    """Numbers whose scale is in the schema, or in each value."""
+    """Encoding of a number with its scale in the schema or in each value; None for other types."""
     if schema.get("name") == VARIABLE_SCALE_DECIMAL:
         if isinstance(wanted, T.DecimalType):
-            return E.decimal_of_struct(wanted.precision, wanted.scale)
-        return E.text_of_variable_scale()
+            return E.decimal_from_struct(wanted.precision, wanted.scale)
+        return E.text_from_variable_scale()
     if schema.get("name") != DECIMAL:
         return None
     parameters = schema.get("parameters") or {}
@@ -129,7 +118,7 @@ def _scaled(schema: Mapping[str, Any], wanted: T.DataType | None) -> Encoding | 
     # PostgreSQL 15 has numeric(5,-2), whole hundreds of seven digits, and numeric(2,4), of which Delta needs four.
     scale = written - NEGATIVE_SCALES if written > _MOST_SCALE else written
     if isinstance(wanted, T.StringType):
-        return E.text_of_bytes(max(scale, 0), written=written)
+        return E.text_from_bytes(max(scale, 0), written=written)
     precision = _number(parameters.get("connect.decimal.precision", _MOST_PRECISE), "precision")
     stored = T.DecimalType(max(precision, scale, precision - scale), max(scale, 0))
     if stored.precision > _MOST_PRECISE:
@@ -140,7 +129,7 @@ def _scaled(schema: Mapping[str, Any], wanted: T.DataType | None) -> Encoding | 
             )
             raise UndecodableError(msg)
         stored = wanted
-    return E.decimal_of_bytes(stored.precision, stored.scale, written=written)
+    return E.decimal_from_bytes(stored.precision, stored.scale, written=written)
 
 
 def _number(value: Any, what: str) -> int:
@@ -152,14 +141,12 @@ def _number(value: Any, what: str) -> int:
 
 
 def _placeholders(schema: Mapping[str, Any], placeholder: str) -> tuple[Any, ...]:
-    """The JSON forms of an unavailable value by type (Debezium 3.4, UnchangedToastedPlaceholder).
-
-    An hstore in json mode is written like any json column, with one pair.
-    """
+    """The JSON forms of an unavailable value by type (Debezium 3.4, UnchangedToastedPlaceholder)."""
     raw = bytes.fromhex(placeholder.removeprefix("hex:")) if placeholder.startswith("hex:") else placeholder.encode()
     text = raw.decode("utf-8", "replace")
     base, items, name = schema.get("type"), schema.get("items") or {}, schema.get("name")
     if base == "string" and name not in _NAMED:
+        # An hstore in json mode is a json column with one pair.
         pair = json.dumps({text: text}, separators=(",", ":"), ensure_ascii=False)
         return (text, pair) if name == "io.debezium.data.Json" else (text,)
     if base == "bytes" and name != DECIMAL:
@@ -189,7 +176,7 @@ def _name_uuid(raw: bytes) -> uuid.UUID:
 
 @lru_cache(maxsize=1_000)
 def part(schema_id: str, names: tuple[str, ...]) -> str | None:
-    """The schema of a struct with these fields alone (`canonical`); None where it lacks one of them."""
+    """The schema (`canonical`) with only these fields; None where it lacks one."""
     fields = {field.get("field"): field for field in json.loads(schema_id)["fields"] if isinstance(field, dict)}
     if not fields.keys() >= set(names):
         return None
@@ -197,5 +184,5 @@ def part(schema_id: str, names: tuple[str, ...]) -> str | None:
 
 
 def canonical(schema: Mapping[str, Any]) -> str:
-    """One text per schema, however it is spaced."""
+    """A schema's text without insignificant spaces."""
     return json.dumps(schema, sort_keys=True, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""How one column is written in JSON, and the Delta type that holds its values exactly."""
+"""Encodings of columns in JSON, with the Delta types that hold their values exactly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -22,39 +23,37 @@ from stream_merge.sources.wire.strict_json import UndecodableError
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NOT_A_NUMBER = Decimal("NaN")
 _NOT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""How Connect's JSON converter (Kafka 4.1, Jackson) writes what JSON has no number for."""
+"""Connect's JSON converter (Kafka 4.1, Jackson) for numbers that JSON lacks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoding:
-    """How a column's values are written, and what they become.
-
-    A value that the type cannot hold exactly is refused, never rounded, clamped or NULL.
-    """
+    """Encoding of a column. A value that its type cannot hold exactly is refused, never rounded, clamped or NULL."""
 
     dtype: T.DataType
     """Type of the column in the target."""
     arrow: pa.DataType
+    """Arrow's type of `dtype`."""
     json_types: frozenset[type]
-    """Python types of the JSON values that can be read; others are refused by `one`."""
+    """Python types of the JSON values that `one` reads."""
     one: Callable[[Any], Any]
-    """A JSON value that is not null, as Arrow takes it; raises `UndecodableError`."""
+    """Converts a JSON value other than null for Arrow; raises `UndecodableError`."""
     is_as_written: bool = False
     """Whether `one` only checks ranges that Arrow checks, too."""
     is_optional: bool = True
     """Whether null is a value."""
     placeholders: tuple[Any, ...] = ()
-    """The JSON values that say "not in this event" (Debezium's unavailable values); compared exactly."""
+    """JSON values of Debezium's unavailable values; compared exactly."""
     default: Any = None
-    """The column's default as a JSON value, from the schema block; None where it has none."""
+    """The column's default as a JSON value, from the schema block; None without."""
     wire: pa.DataType | None = None
-    """What Arrow's JSON reader reads such values as, exactly; None where it cannot."""
+    """Type in which Arrow's JSON reader reads the values exactly; None where it cannot."""
     many: M.Many | None = None
-    """Reads values of the type `wire`, all at once."""
+    """Converts a column of the type `wire`; None: `one` does."""
 
     def is_unavailable(self, value: Any) -> bool:
-        """Whether this JSON value stands for one that the event does not carry."""
-        # Almost no value is equal to any; of those that are, `True` is not 1.
+        """Whether this JSON value is a placeholder."""
+        # Almost no value is equal to one; of those that are, `True` is not 1.
         return value in self.placeholders and any(
             type(value) is type(absent) and value == absent for absent in self.placeholders
         )
@@ -66,16 +65,11 @@ class Decoded:
 
     values: pa.Array
     errors: dict[int, str]
-    """Row -> why its value cannot be read; its value is NULL."""
+    """Row -> why its value cannot be read; the value is NULL."""
 
 
 def decode(encoding: Encoding, values: Sequence[Any]) -> Decoded:
-    """Read a column: at C speed when every value is of the expected kind, else value by value.
-
-    Args:
-        encoding: how the column is written.
-        values: JSON values; None is NULL (whether NULL is allowed is the caller's affair).
-    """
+    """A column of JSON values, None for NULL: at C speed if all have the expected type, else value by value."""
     kinds = set(map(type, values))
     kinds.discard(type(None))
     if kinds <= encoding.json_types:
@@ -84,12 +78,12 @@ def decode(encoding: Encoding, values: Sequence[Any]) -> Decoded:
                 return Decoded(pa.array(values, encoding.arrow), {})
             return Decoded(pa.array([None if v is None else encoding.one(v) for v in values], encoding.arrow), {})
         except (UndecodableError, pa.ArrowException, UnicodeEncodeError, OverflowError, ValueError):
-            pass  # one by one, to find which
+            pass  # one by one, for the errors
     return _one_by_one(encoding, values)
 
 
 def _one_by_one(encoding: Encoding, values: Sequence[Any]) -> Decoded:
-    found: list[Any] = []
+    column: list[Any] = []
     errors: dict[int, str] = {}
     for row, value in enumerate(values):
         read = None
@@ -103,8 +97,8 @@ def _one_by_one(encoding: Encoding, values: Sequence[Any]) -> Decoded:
                 errors[row], read = str(err), None
             except (pa.ArrowException, UnicodeEncodeError, OverflowError, ValueError):
                 errors[row], read = f"{shown(value)} does not fit {encoding.dtype.simpleString()}", None
-        found.append(read)
-    return Decoded(pa.array(found, encoding.arrow), errors)
+        column.append(read)
+    return Decoded(pa.array(column, encoding.arrow), errors)
 
 
 # -- plain values ------------------------------------------------------------------------------
@@ -136,7 +130,7 @@ def integer(bits: int) -> Encoding:
 
 
 def floating(bits: int) -> Encoding:
-    """A JSON number as the nearest float of 32 or 64 bits; NaN and infinities as Connect writes them, in quotes."""
+    """A JSON number as the nearest float of 32 or 64 bits; NaN and infinities in quotes, as Connect writes them."""
     dtype, arrow = (T.FloatType(), pa.float32()) if bits == 32 else (T.DoubleType(), pa.float64())  # noqa: PLR2004
     exact = 2**24 if bits == 32 else 2**53  # noqa: PLR2004
 
@@ -152,11 +146,12 @@ def floating(bits: int) -> Encoding:
             refuse(f"{value} has no exact {dtype.simpleString()}")
         return number
 
-    return scalar(dtype, arrow, one, float, int, Decimal, str, wire=pa.float64(), many=M.floats(bits, exact))
+    many = partial(M.floats, bits=bits, exact=exact)
+    return scalar(dtype, arrow, one, float, int, Decimal, str, wire=pa.float64(), many=many)
 
 
 def _nearest(value: float | Decimal, bits: int) -> float:
-    """The float that a number is rounded to; infinite where it is out of range."""
+    """The nearest float; infinite where out of range."""
     try:
         number = float(value)
         return float(struct.unpack("<f", struct.pack("<f", number))[0]) if bits == 32 else number  # noqa: PLR2004
@@ -170,7 +165,7 @@ def string() -> Encoding:
 
 
 def binary() -> Encoding:
-    """Bytes written as base64."""
+    """Bytes in base64."""
 
     def one(value: str) -> bytes:
         try:
@@ -185,13 +180,10 @@ def binary() -> Encoding:
 # -- numbers with a scale ----------------------------------------------------------------------
 
 
-def decimal_of_bytes(precision: int, scale: int, *, written: int) -> Encoding:
+def decimal_from_bytes(precision: int, scale: int, *, written: int) -> Encoding:
     """Connect's Decimal: base64 of the unscaled value, two's complement, big-endian (Kafka 4.1, `data.Decimal`).
 
-    Args:
-        precision: of the column.
-        scale: of the column.
-        written: scale of the values.
+    `precision` and `scale` are the column's, `written` is the scale of the values.
     """
     raw = binary()
 
@@ -199,12 +191,12 @@ def decimal_of_bytes(precision: int, scale: int, *, written: int) -> Encoding:
         return _fitting(_unscaled(raw.one(value), written), precision, scale)
 
     dtype, arrow = T.DecimalType(precision, scale), pa.decimal128(precision, scale)
-    many = M.decimals_of_bytes(precision, scale) if written == scale else None
+    many = partial(M.decimals_from_bytes, precision=precision, scale=scale) if written == scale else None
     return scalar(dtype, arrow, one, str, wire=pa.string(), many=many)
 
 
-def text_of_bytes(scale: int, *, written: int) -> Encoding:
-    """Connect's Decimal as the text of the number: exact whatever its size. Arguments as `decimal_of_bytes`."""
+def text_from_bytes(scale: int, *, written: int) -> Encoding:
+    """Connect's Decimal as the text of the number, of any size; see `decimal_from_bytes`."""
     raw = binary()
 
     def one(value: str) -> str:
@@ -213,13 +205,13 @@ def text_of_bytes(scale: int, *, written: int) -> Encoding:
     return scalar(T.StringType(), pa.string(), one, str, wire=pa.string())
 
 
-def decimal_of_text(precision: int, scale: int) -> Encoding:
+def decimal_from_text(precision: int, scale: int) -> Encoding:
     """A number in a JSON string, or a JSON number read exactly."""
 
     def one(value: str | float | Decimal) -> Decimal:
         if isinstance(value, float):
             refuse(f"{value} was read as a binary fraction")
-        # To Python 1_000, Arabic digits and spaces around are numbers, too.
+        # Python also accepts 1_000, Arabic digits and surrounding spaces.
         is_number = not isinstance(value, str) or _NUMBER.fullmatch(value) is not None
         try:
             number = Decimal(value) if is_number else _NOT_A_NUMBER
@@ -231,13 +223,14 @@ def decimal_of_text(precision: int, scale: int) -> Encoding:
 
     dtype = T.DecimalType(precision, scale)
     arrow = pa.decimal128(precision, scale)
-    # Arrow's JSON reader (26) takes as many digits as the precision, and multiplies without looking for an overflow.
+    # Arrow's JSON reader (26) takes as many digits as the precision, and multiplies without a check for overflow.
     wire = arrow if precision + scale <= M.WIDEST else None
-    return scalar(dtype, arrow, one, str, int, Decimal, wire=wire, many=wire and M.decimals(precision, scale))
+    many = wire and partial(M.decimals, precision=precision, scale=scale)
+    return scalar(dtype, arrow, one, str, int, Decimal, wire=wire, many=many)
 
 
-def decimal_of_struct(precision: int, scale: int) -> Encoding:
-    """Debezium's VariableScaleDecimal {scale, value}: exact, or refused where the column has fewer digits."""
+def decimal_from_struct(precision: int, scale: int) -> Encoding:
+    """Debezium's VariableScaleDecimal {scale, value}; refused where the column has fewer digits."""
     raw = binary()
 
     def one(value: dict[str, Any]) -> Decimal:
@@ -247,8 +240,8 @@ def decimal_of_struct(precision: int, scale: int) -> Encoding:
     return scalar(dtype, pa.decimal128(precision, scale), one, dict, wire=_VARIABLE_SCALE)
 
 
-def text_of_variable_scale() -> Encoding:
-    """Debezium's VariableScaleDecimal as the text of the number: a numeric of any size, exactly."""
+def text_from_variable_scale() -> Encoding:
+    """Debezium's VariableScaleDecimal as the text of the number, of any size."""
     raw = binary()
     return scalar(
         T.StringType(), pa.string(), lambda v: format(_variable_scale(v, raw), "f"), dict, wire=_VARIABLE_SCALE
@@ -257,7 +250,7 @@ def text_of_variable_scale() -> Encoding:
 
 _VARIABLE_SCALE = pa.struct([("scale", pa.int32()), ("value", pa.string())])
 _MOST_DIGITS = 131_072
-"""Of PostgreSQL's numeric before the point, and more than behind it; a scale of 10^18 asks for as much memory."""
+"""Digits of PostgreSQL's numeric before the point, more than after it: a scale of 10^18 would take as much memory."""
 
 
 def _variable_scale(value: dict[str, Any], raw: Encoding) -> Decimal:
@@ -277,7 +270,7 @@ def _unscaled(raw: bytes, scale: int) -> Decimal:
 
 
 def _fitting(number: Decimal, precision: int, scale: int) -> Decimal:
-    """The number with exactly that scale; refused where digits would be lost."""
+    """The number in that scale; refused where digits would be lost."""
     sign, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int):
         refuse(f"{number} is not a number")
@@ -286,42 +279,39 @@ def _fitting(number: Decimal, precision: int, scale: int) -> Decimal:
         return number
     if shift < 0 and any(digits[shift:]):
         refuse(f"{number} has more than {scale} digits after the point")
-    kept = (digits[:shift] or (0,)) if shift < 0 else digits
-    if any(kept) and len(kept) + max(shift, 0) > precision + _leading_zeros(kept):
-        refuse(f"{number} does not fit {T.DecimalType(precision, scale).simpleString()}")
-    if not any(kept):
+    digits = digits[:shift] if shift < 0 else digits
+    if not any(digits):
         return Decimal((sign, (0,), -scale))
-    return Decimal((sign, kept + (0,) * max(shift, 0), -scale))
-
-
-def _leading_zeros(digits: tuple[int, ...]) -> int:
-    return next((i for i, digit in enumerate(digits) if digit), len(digits))
+    leading_zeros = next(i for i, digit in enumerate(digits) if digit)
+    if len(digits) + max(shift, 0) > precision + leading_zeros:
+        refuse(f"{number} does not fit {T.DecimalType(precision, scale).simpleString()}")
+    return Decimal((sign, digits + (0,) * max(shift, 0), -scale))
 
 
 # -- several values ----------------------------------------------------------------------------
 
 
-def array_of(items: Encoding) -> Encoding:
+def array_encoding(items: Encoding) -> Encoding:
     """A JSON array."""
 
     def one(values: list[Any]) -> list[Any]:
         return [_optional(items, value, "an element") for value in values]
 
     dtype = T.ArrayType(items.dtype, containsNull=True)
-    return scalar(dtype, pa.list_(items.arrow), one, list, wire=_wire_of([items], pa.list_))
+    return scalar(dtype, pa.list_(items.arrow), one, list, wire=_nested_wire([items], pa.list_))
 
 
-def map_of(values: Encoding) -> Encoding:
+def map_encoding(values: Encoding) -> Encoding:
     """A JSON object as a map with string keys."""
 
-    def one(found: dict[str, Any]) -> list[tuple[str, Any]]:
-        return [(key, _optional(values, value, f"key {key!r}")) for key, value in found.items()]
+    def one(pairs: dict[str, Any]) -> list[tuple[str, Any]]:
+        return [(key, _optional(values, value, f"key {key!r}")) for key, value in pairs.items()]
 
     dtype = T.MapType(T.StringType(), values.dtype, valueContainsNull=True)
     return scalar(dtype, pa.map_(pa.string(), values.arrow), one, dict)
 
 
-def struct_of(fields: dict[str, Encoding]) -> Encoding:
+def struct_encoding(fields: dict[str, Encoding]) -> Encoding:
     """A JSON object with these fields and no others."""
 
     def one(value: dict[str, Any]) -> dict[str, Any]:
@@ -333,30 +323,26 @@ def struct_of(fields: dict[str, Encoding]) -> Encoding:
 
     dtype = T.StructType([T.StructField(name, inner.dtype) for name, inner in fields.items()])
     arrow = pa.struct([pa.field(name, inner.arrow) for name, inner in fields.items()])
-    wire = _wire_of(fields.values(), lambda *inner: pa.struct(list(zip(fields, inner, strict=True))))
+    wire = _nested_wire(fields.values(), lambda *inner: pa.struct(list(zip(fields, inner, strict=True))))
     return scalar(dtype, arrow, one, dict, wire=wire)
 
 
 def folded(fields: Mapping[str, Any], names: Set[str]) -> Mapping[str, Any]:
-    """The fields of an object by the names of a schema: one that none equals has that which differs in case alone.
-
-    Raises:
-        UndecodableError: two fields have one name.
-    """
+    """The fields of an object by the names of a schema, which may differ in case; refused where two have one name."""
     if fields.keys() <= names:
         return fields
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     by_fold = {name.lower(): name for name in names}
     for name, value in fields.items():
         known = name if name in names else by_fold.get(name.lower(), name)
-        if known in found:
+        if known in named:
             refuse(f"field {known!r} appears twice, in different case")
-        found[known] = value
-    return found
+        named[known] = value
+    return named
 
 
-def _wire_of(inner: Iterable[Encoding], outer: Callable[..., pa.DataType]) -> pa.DataType | None:
-    """Inside of others a double has forgotten whether it was an integer."""
+def _nested_wire(inner: Iterable[Encoding], outer: Callable[..., pa.DataType]) -> pa.DataType | None:
+    """The wire type of a nested value; None with doubles, which may have been integers."""
     wires = [encoding.wire for encoding in inner]
     return None if None in wires or pa.float64() in wires else outer(*wires)
 
@@ -371,7 +357,7 @@ def _optional(encoding: Encoding, value: Any, where: str) -> Any:
     return encoding.one(value)
 
 
-# -- how they are made -------------------------------------------------------------------------
+# -- construction ------------------------------------------------------------------------------
 
 
 def _as_written(dtype: T.DataType, arrow: pa.DataType, kind: type) -> Encoding:
@@ -387,17 +373,7 @@ def scalar(
     wire: pa.DataType | None = None,
     many: M.Many | None = None,
 ) -> Encoding:
-    """An encoding of one value.
-
-    Args:
-        dtype: in the target.
-        arrow: the same for Arrow.
-        one: reads a JSON value.
-        kinds: Python types of the JSON values that it takes.
-        is_as_written: whether it only checks ranges that Arrow checks, too.
-        wire: what Arrow's JSON reader reads such values as; None: it must not.
-        many: reads values of that type all at once; None: `one` does it.
-    """
+    """An `Encoding` whose `json_types` are `kinds`, and whose `many` by default calls `one`."""
     return Encoding(
         dtype=dtype,
         arrow=arrow,
@@ -405,12 +381,12 @@ def scalar(
         one=one,
         is_as_written=is_as_written,
         wire=wire,
-        many=many or (None if wire is None else M.one_by_one(one, arrow)),
+        many=many or (None if wire is None else partial(M.one_by_one, one=one, dtype=arrow)),
     )
 
 
 def json_text(value: Any) -> str:
-    """A JSON value as its text, numbers with all their digits."""
+    """The text of a JSON value, with all digits of numbers."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(key, ensure_ascii=False)}:{json_text(v)}" for key, v in value.items()) + "}"
     if isinstance(value, list):
@@ -419,11 +395,11 @@ def json_text(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A JSON value for an error's text, cut where it is long."""
+    """A JSON value for an error's text, at most 60 characters."""
     text = repr(value) if isinstance(value, str) else json_text(value)
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004
 
 
 def refuse(msg: str) -> NoReturn:
-    """Say why a value cannot be stored."""
+    """Raise `UndecodableError`."""
     raise UndecodableError(msg)

@@ -1,4 +1,4 @@
-"""Many JSON texts as one table: where that is provably what reading each of them strictly gives, else not at all."""
+"""Many JSON texts as one table, where that provably equals reading each strictly."""
 
 from __future__ import annotations
 
@@ -11,31 +11,23 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 _NULLS = (":null", ": null")
-"""As compact writers and Python's write it."""
+"""Null fields in compact JSON and in Python's."""
 FEWEST = 256
-"""So many records that are not all as expected are read one by one."""
+"""Fewest records that are tried as one table."""
 _NOTHING = pa.null()
 _SMALL_EXPONENT = "[0-9][eE]-[0-9]{2}"
 _LARGEST_BYTES = 2**30
-"""Of one table's texts; Arrow counts the bytes of strings with 31 bits."""
+"""Limit of one table's texts; Arrow counts the bytes of strings with 31 bits."""
 
 
 def read(texts: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
-    """Read objects that have no fields but those of a schema.
+    """A row per object (binary texts), whose fields are all in a schema; None where a text may be another value.
 
-    Where this gives a table, `strict_json.parse` of each text gives the same values, but that a field which is
-    not there is NULL. Each text has to begin with a brace and to end with one, and a line feed parts them: closing
-    brace, line feed, opening brace stand nowhere inside of a JSON value, so each text begins a row, and with as many
-    rows as texts each of them is one object. Arrow's reader (26) refuses fields that are there twice, numbers that
-    the type does not hold and, told so, fields that the schema has not. Not so with decimals: of exponents below -38
-    it makes zeros, so none of two digits are given to it; and precision and scale must not be above 38 together.
-
-    Args:
-        texts: binary.
-        schema: of the objects.
-
-    Returns:
-        A row per text; None where one of them is not such an object, or may not be.
+    The values equal `strict_json.parse` of each text, except that missing fields are NULL. Each text begins and ends
+    with a brace, and a line feed separates them: brace, line feed, brace occurs nowhere inside a JSON value, so with as
+    many rows as texts each text is one object. Arrow's reader (26) refuses duplicate fields, numbers that the type does
+    not hold and, by option, unknown fields. Not with decimals: exponents below -38 give zeros, so those of two digits
+    are excluded; and precision and scale must not exceed 38 together.
     """
     if not len(texts) or texts.nbytes > _LARGEST_BYTES or not pc.all(_looks_whole(texts)).as_py():
         return None
@@ -61,12 +53,12 @@ def read(texts: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
 
 
 def holds_decimal(dtype: pa.DataType) -> bool:
-    """Whether there are decimals in it, at any depth."""
+    """Whether a type has decimals at any depth."""
     return pa.types.is_decimal(dtype) or any(holds_decimal(dtype.field(i).type) for i in range(dtype.num_fields))
 
 
 def read_parts(texts: pa.Array, schema: pa.Schema, first: int = 0) -> Iterator[tuple[int, pa.StructArray]]:
-    """As `read`; where not all can be read so, the halves that can, each with the place where it begins."""
+    """`read`, of the halves that can be read where not all can; each with the index of its first text."""
     rows = read(texts, schema)
     if rows is not None:
         yield first, rows
@@ -88,55 +80,53 @@ def lack_nothing(
     *,
     spared: pa.BooleanArray | None = None,
 ) -> pa.BooleanArray:
-    """Which objects surely have all fields of their row: the table alone cannot tell null from a missing field.
+    """Which objects surely have all fields of their row: in the table a missing field is NULL, too.
 
-    A text has as many nulls as it says `:null` or `: null` outside of strings. Of rows without NULL nothing is missing;
-    of the others those are not sure that have other white space there, objects in arrays, or the same in a string.
+    A text has as many nulls as `:null` or `: null` outside of strings. Rows without NULL are sure; of the others not
+    those with other white space there, objects in arrays, or such a string.
 
     Args:
-        texts: binary, as `read` took them.
-        rows: as `read` gave them.
-        row: the part of `rows` that is asked about.
-        optional: fields of `rows` that may well be missing.
-        spared: objects of which nobody wants to know; those that may lack something count as if they did.
+        texts: argument of `read`.
+        rows: its result.
+        row: the part of `rows` to check.
+        optional: fields of `rows` that may be missing.
+        spared: objects that need no check.
     """
-    found = row.is_valid()
+    is_sure = row.is_valid()
     for values in row.flatten():
-        found = pc.and_(found, values.is_valid())
-    unsure = pc.invert(found) if spared is None else pc.invert(pc.or_(found, spared))
+        is_sure = pc.and_(is_sure, values.is_valid())
+    unsure = pc.invert(is_sure) if spared is None else pc.invert(pc.or_(is_sure, spared))
     if not pc.any(unsure).as_py():
-        return found
-    asked = texts.filter(unsure)
-    said = functools.reduce(pc.add, (pc.count_substring(asked, null.encode()) for null in _NULLS))
-    asked_rows = rows.filter(unsure)
-    nulls, others_say_it = _nulls(asked_rows, optional)
-    for name in optional:  # a null of its own may stand in the place of one that is missing
-        is_null = pc.and_(asked_rows.field(name).is_null(), pc.match_substring(asked, f'"{name}"'))
-        others_say_it = pc.or_(others_say_it, is_null)
-    return pc.replace_with_mask(found, unsure, pc.and_(pc.equal(said, nulls), pc.invert(others_say_it)))
+        return is_sure
+    texts, rows = texts.filter(unsure), rows.filter(unsure)
+    written = functools.reduce(pc.add, (pc.count_substring(texts, null.encode()) for null in _NULLS))
+    nulls, is_ambiguous = _nulls(rows, optional)
+    for name in optional:  # its null may be counted for a missing field
+        is_null = pc.and_(rows.field(name).is_null(), pc.match_substring(texts, f'"{name}"'))
+        is_ambiguous = pc.or_(is_ambiguous, is_null)
+    return pc.replace_with_mask(is_sure, unsure, pc.and_(pc.equal(written, nulls), pc.invert(is_ambiguous)))
 
 
 def _nulls(rows: pa.StructArray, optional: frozenset[str] = frozenset()) -> tuple[pa.Array, pa.Array]:
-    """Per row: NULL fields of objects that are there, and whether anything else in it may say `:null`."""
-    there = rows.is_valid()
-    found = pa.repeat(pa.scalar(0, pa.int32()), len(rows))
+    """Per row: the number of NULL fields in its objects, and whether anything else in it may contain `:null`."""
+    is_valid = rows.is_valid()
+    nulls = pa.repeat(pa.scalar(0, pa.int32()), len(rows))
     unsure = pa.repeat(pa.scalar(any(null in field.name for field in rows.type for null in _NULLS)), len(rows))
     for field, values in zip(rows.type, rows.flatten(), strict=True):  # NULL where the row is
         if field.name not in optional:
-            found = pc.add(found, pc.and_(there, values.is_null()).cast(pa.int32()))
+            nulls = pc.add(nulls, pc.and_(is_valid, values.is_null()).cast(pa.int32()))
         if pa.types.is_struct(field.type):
             inside, inner_unsure = _nulls(values)
-            found, unsure = pc.add(found, inside), pc.or_(unsure, inner_unsure)
+            nulls, unsure = pc.add(nulls, inside), pc.or_(unsure, inner_unsure)
         else:
             unsure = pc.or_(unsure, _may_say_null(values))
-    return found, unsure
+    return nulls, unsure
 
 
 def _may_say_null(values: pa.Array) -> pa.BooleanArray:
-    """Which values that are no objects hold a string with these characters, or objects with NULL fields."""
+    """Which values, not objects, contain a string with `:null`, or objects with NULL fields."""
     if pa.types.is_string(values.type):
-        found = functools.reduce(pc.or_, (pc.match_substring(values, null) for null in _NULLS))
-        return pc.fill_null(found, False)
+        return pc.fill_null(functools.reduce(pc.or_, (pc.match_substring(values, null) for null in _NULLS)), False)
     if pa.types.is_list(values.type):
         items = values.flatten()
         unsure = items.is_valid() if pa.types.is_struct(items.type) else _may_say_null(items)
@@ -145,13 +135,8 @@ def _may_say_null(values: pa.Array) -> pa.BooleanArray:
     return pa.repeat(pa.scalar(False), len(values))
 
 
-def shape_of(samples: Sequence[Any], known: pa.DataType = _NOTHING) -> pa.DataType:
-    """A type that holds these JSON values and what is known already; what cannot be told or joined is left out.
-
-    Args:
-        samples: as `strict_json.parse` gives them.
-        known: an earlier answer.
-    """
+def infer_shape(samples: Sequence[Any], known: pa.DataType = _NOTHING) -> pa.DataType:
+    """A type that holds these JSON values and an earlier result; values of unknown or other types are left out."""
     for sample in samples:
         shape = _shape(sample)
         both = None if shape is None else _joined(known, shape)
@@ -160,7 +145,7 @@ def shape_of(samples: Sequence[Any], known: pa.DataType = _NOTHING) -> pa.DataTy
 
 
 def _joined(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """A type that holds what either holds."""
+    """A type that holds the values of both, or None."""
     if one == other or pa.types.is_null(other):
         return one
     if pa.types.is_null(one):
@@ -184,5 +169,5 @@ def _shape(sample: Any) -> pa.DataType | None:
         if None in types.values() or not all(name.isprintable() for name in types):  # JSON can write half a character
             return None
         return pa.struct(list(types.items()))
-    # No floats: NaN is a number for Arrow's reader, and no JSON. No arrays: they take part in nothing that is read.
+    # No floats: Arrow's reader accepts NaN. No arrays: nothing reads them.
     return {bool: pa.bool_(), int: pa.int64(), str: pa.string()}.get(type(sample))

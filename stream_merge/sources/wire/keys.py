@@ -1,17 +1,17 @@
-"""How record keys are written: told apart from values, because connectors and producers set the two separately."""
+"""Formats of record keys, which connectors and producers set apart from those of values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge.sources.wire import connect_schema
-from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
+from stream_merge.sources.wire.strict_json import UndecodableError, parse, utf8_text
 
 WITH_BLOCK = frozenset({"schema", "payload"})
 """Fields of a record of Kafka Connect's JSON converter with schemas enabled (Kafka 4.1)."""
@@ -19,38 +19,36 @@ _OF_ONE_MEMBER = r'\A\{"[A-Za-z0-9_]+":(?:-?(?:0|[1-9][0-9]{0,17})|"[A-Za-z0-9_ 
 """An object with a single member, a whole number or a simple text: nothing in it that a strict reading refuses."""
 
 
-class KeyFormat(Protocol):
-    """One way of writing record keys; sent to the workers."""
+class KeyFormat:
+    """A format of record keys, sent to the workers; this one reads nothing from them."""
 
     def fields(self, key: bytes | None) -> Mapping[str, Any]:
-        """JSON values of the key columns.
-
-        Raises:
-            UndecodableError: it is not written in this way.
-        """
-        ...
+        """JSON values of the key columns; empty without a key. Raises `UndecodableError`."""
+        del key
+        return {}
 
     def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
-        """Keys of which it is sure that `fields` reads them; told all at once, so others may be readable, too."""
-        ...
+        """Keys that `fields` surely reads; others may be readable, too."""
+        return pa.repeat(pa.scalar(True), len(keys))
 
     def schema(self, key: bytes) -> str | None:
-        """Id of the schema that a key brings along, or None."""
-        ...
+        """Id of the schema that a key includes, or None."""
+        del key
+        return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JsonKey:
+@dataclass(frozen=True, kw_only=True)
+class JsonKey(KeyFormat):
     """An object with the key columns, in a schema block or bare; of a single key column also its value alone."""
 
     only: str | None = None
     """The key column where there is just one."""
 
     def fields(self, key: bytes | None) -> Mapping[str, Any]:
-        """As `KeyFormat.fields`; no key is an empty one."""
+        """JSON values of the key columns."""
         if key is None:
             return {}
-        value = parse(text_of(key), exact=True)
+        value = parse(utf8_text(key), exact=True)
         if isinstance(value, dict) and value.keys() == WITH_BLOCK:
             value = value["payload"]
         if self.only is not None and isinstance(value, str | int | float | Decimal):
@@ -58,26 +56,25 @@ class JsonKey:
         if not isinstance(value, dict):
             msg = "the record key is not an object with the key columns"
             raise UndecodableError(msg)
-        found: Mapping[str, Any] = value
-        return found
+        return cast("Mapping[str, Any]", value)
 
     def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
-        """As `KeyFormat.are_readable`."""
+        """Keys with a single simple member."""
         return pc.fill_null(pc.match_substring_regex(keys, _OF_ONE_MEMBER), True)
 
     def schema(self, key: bytes) -> str | None:
-        """As `KeyFormat.schema`."""
-        value = parse(text_of(key))
+        """Id of the schema in a key's block, or None."""
+        value = parse(utf8_text(key))
         if not isinstance(value, dict) or value.keys() != WITH_BLOCK or not isinstance(value["schema"], dict):
             return None
         fields = value["schema"].get("fields")
-        if not isinstance(fields, list):  # of a key that is one value: which column it is, no schema says
+        if not isinstance(fields, list):  # a key of one value: its schema does not name the column
             return None
         return connect_schema.canonical({"type": "struct", "fields": fields})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextKey:
+@dataclass(frozen=True, kw_only=True)
+class TextKey(KeyFormat):
     """UTF-8 text of the only key column, as StringConverter and most producers write it."""
 
     only: str
@@ -85,10 +82,10 @@ class TextKey:
     """Whether the text is a whole number."""
 
     def fields(self, key: bytes | None) -> Mapping[str, Any]:
-        """As `KeyFormat.fields`; no key is an empty one."""
+        """The text, or the number, of the key column."""
         if key is None:
             return {}
-        text = text_of(key)
+        text = utf8_text(key)
         if not self.is_integer:
             return {self.only: text}
         value = parse(text)
@@ -98,27 +95,9 @@ class TextKey:
         return {self.only: value}
 
     def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
-        """As `KeyFormat.are_readable`."""
+        """No key: each is read by `fields`."""
         return pa.repeat(pa.scalar(False), len(keys))
 
-    def schema(self, key: bytes) -> str | None:
-        """As `KeyFormat.schema`."""
-        return None
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoKey:
-    """Record keys say nothing about the row: the key columns stand in the value."""
-
-    def fields(self, key: bytes | None) -> Mapping[str, Any]:
-        """As `KeyFormat.fields`."""
-        del key
-        return {}
-
-    def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
-        """As `KeyFormat.are_readable`."""
-        return pa.repeat(pa.scalar(True), len(keys))
-
-    def schema(self, key: bytes) -> str | None:
-        """As `KeyFormat.schema`."""
-        return None
+class NoKey(KeyFormat):
+    """Record keys that are not read: the key columns are in the value."""

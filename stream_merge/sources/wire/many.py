@@ -1,6 +1,6 @@
-"""A column of JSON values at a time, as Arrow's JSON reader gives them: what `Encoding.one` would make of each.
+"""Whole columns of values from Arrow's JSON reader, equal to `Encoding.one` of each.
 
-Each function gives the column, or None where it is not sure of one of the values; then they are read one by one.
+Each function returns None where it is not sure of a value; the column is then read value by value.
 """
 
 from __future__ import annotations
@@ -27,86 +27,68 @@ _ZONE = r"(Z|[+-](0\d|1[0-4])(:?[0-5]\d)?)"
 
 
 def as_they_are(values: pa.Array) -> pa.Array:
-    """Values that the JSON reader has put into the column's own type."""
+    """Values that the JSON reader has read in the column's type."""
     return values
 
 
-def one_by_one(one: Callable[[Any], Any], dtype: pa.DataType) -> Many:
-    """Values that have to be made one at a time."""
-
-    def many(values: pa.Array) -> pa.Array | None:
-        try:
-            return pa.array([None if value is None else one(value) for value in values.to_pylist()], dtype)
-        except (pa.ArrowException, ValueError, OverflowError):
-            return None
-
-    return many
+def one_by_one(values: pa.Array, *, one: Callable[[Any], Any], dtype: pa.DataType) -> pa.Array | None:
+    """Values that are converted one at a time."""
+    try:
+        return pa.array([None if value is None else one(value) for value in values.to_pylist()], dtype)
+    except (pa.ArrowException, ValueError, OverflowError):
+        return None
 
 
-def floats(bits: int, exact: int) -> Many:
-    """Numbers as doubles; integers beyond `exact`, or rounded to it, could have lost digits on the way."""
-
-    def many(values: pa.Array) -> pa.Array | None:
-        unsure = pc.or_(pc.invert(pc.is_finite(values)), pc.equal(values.view(pa.int64()), -(2**63)))  # or -0.0
-        large = pc.greater_equal(pc.abs(values), exact)
-        unsure = pc.or_(unsure, pc.and_(large, pc.equal(pc.floor(values), values)))
-        if pc.any(unsure).as_py():
-            return None
-        if bits == 64:  # noqa: PLR2004
-            return values
-        narrow = values.cast(pa.float32())
-        return narrow if pc.all(pc.is_finite(narrow)).as_py() is not False else None
-
-    return many
+def floats(values: pa.Array, *, bits: int, exact: int) -> pa.Array | None:
+    """Numbers read as doubles; integers of at least `exact` could have lost digits."""
+    unsure = pc.or_(pc.invert(pc.is_finite(values)), pc.equal(values.view(pa.int64()), -(2**63)))  # or -0.0
+    large = pc.greater_equal(pc.abs(values), exact)
+    unsure = pc.or_(unsure, pc.and_(large, pc.equal(pc.floor(values), values)))
+    if pc.any(unsure).as_py():
+        return None
+    if bits == 64:  # noqa: PLR2004
+        return values
+    narrow = values.cast(pa.float32())
+    return narrow if pc.all(pc.is_finite(narrow)).as_py() is not False else None
 
 
-def decimals(precision: int, scale: int) -> Many:
-    """Decimals as the JSON reader gives them: it has looked at the digits as they are written, not as they are stored.
+def decimals(values: pa.Array, *, precision: int, scale: int) -> pa.Array | None:
+    """Decimals in range: the JSON reader (Arrow 26) accepts 100000000 as decimal(10,2), eleven digits.
 
-    Of a decimal(10,2) it takes 100000000, which has eleven digits then (Arrow 26). Precision and scale are WIDEST at
-    most together: else it could have wrapped.
+    Precision and scale together are at most WIDEST: else the reader could have wrapped.
     """
     end = Decimal(10) ** (precision - scale)
-
-    def many(values: pa.Array) -> pa.Array | None:
-        return values if within(values, -end, end, are_in=False) else None
-
-    return many
+    return values if within(values, -end, end, are_in=False) else None
 
 
-def decimals_of_bytes(precision: int, scale: int) -> Many:
+def decimals_from_bytes(values: pa.Array, *, precision: int, scale: int) -> pa.Array | None:
     """Base64 of unscaled integers."""
     most = 10**precision
-
-    def many(values: pa.Array) -> pa.Array | None:
-        if pc.any(pc.equal(pc.binary_length(values), 0)).as_py():
-            return None
-        try:
-            numbers = _small_integers(values)
-            if numbers is None:
-                raw = [None if v is None else a2b_base64(v, strict_mode=True) for v in values.to_pylist()]
-                whole = [None if v is None else int.from_bytes(v, "big", signed=True) for v in raw]
-                numbers = pa.array(whole, pa.decimal128(WIDEST, 0))
-        except (Error, pa.ArrowException, ValueError):
-            return None
-        if not within(numbers, 1 - most, most - 1):
-            return None
-        return numbers.cast(pa.decimal128(WIDEST, 0)).view(pa.decimal128(precision, scale))
-
-    return many
+    if pc.any(pc.equal(pc.binary_length(values), 0)).as_py():
+        return None
+    try:
+        numbers = _small_integers(values)
+        if numbers is None:
+            raw = [None if v is None else a2b_base64(v, strict_mode=True) for v in values.to_pylist()]
+            whole = [None if v is None else int.from_bytes(v, "big", signed=True) for v in raw]
+            numbers = pa.array(whole, pa.decimal128(WIDEST, 0))
+    except (Error, pa.ArrowException, ValueError):
+        return None
+    if not within(numbers, 1 - most, most - 1):
+        return None
+    return numbers.cast(pa.decimal128(WIDEST, 0)).view(pa.decimal128(precision, scale))
 
 
 _SMALL, _DIGITS = pa.array([4, 8, None], pa.int32()), 12
-"""Characters of base64 texts of six bytes at most; and of the nine bytes that eight are taken from."""
+"""Lengths of base64 texts of at most six bytes; length of that of nine bytes."""
 
 
 def _small_integers(texts: pa.StringArray) -> pa.Int64Array | None:
-    """Base64 of integers of at most six bytes, big-endian in two's complement; None where one may be larger.
+    """Big-endian integers of at most six bytes from base64; None where one may be larger.
 
-    As one text of nine bytes for each: zeros before, which make it as long as the others, and zeros in the place of
-    what pads it. Eight of the nine are an integer of 64 bits, from which shifts take its own bytes and their sign.
+    Each text is padded with zeros to nine bytes; eight of them are an int64, and shifts extract its own bytes and sign.
 
-    Raises: `binascii.Error` for characters that base64 has not.
+    Raises: `binascii.Error` for characters that are not base64.
     """
     length = pc.binary_length(texts)
     if not pc.all(pc.is_in(length, value_set=_SMALL)).as_py():
@@ -128,77 +110,67 @@ def _small_integers(texts: pa.StringArray) -> pa.Int64Array | None:
     return pc.shift_right(top, pc.add(free, pc.multiply(8, padding)))
 
 
-def days(least: int, most: int) -> Many:
+def days(values: pa.Array, *, least: int, most: int) -> pa.Array | None:
     """Days since 1970, within a range."""
-
-    def many(values: pa.Array) -> pa.Array | None:
-        return values.view(pa.date32()) if within(values, least, most) else None
-
-    return many
+    return values.view(pa.date32()) if within(values, least, most) else None
 
 
 _DAYS = tuple((end - date(1970, 1, 1)).days for end in (date.min, date.max))
-"""As numbers: Python has no dates for those of Arrow that are beyond."""
+"""Range of Python's dates, in days since 1970."""
 
 
-def dates_of_text(values: pa.Array) -> pa.Array | None:
+def dates_from_text(values: pa.Array) -> pa.Array | None:
     """`yyyy-mm-dd`, with a `Z` or without."""
     if not all_match(values, _DATE):
         return None
     try:
-        found = pc.utf8_rtrim(values, "Z").cast(pa.date32())
+        dates = pc.utf8_rtrim(values, "Z").cast(pa.date32())
     except pa.ArrowException:
         return None
-    return found if within(found.view(pa.int32()), *_DAYS) else None
+    return dates if within(dates.view(pa.int32()), *_DAYS) else None
 
 
-def micros(units_per_second: int, least: int, most: int) -> Many:
+def micros(values: pa.Array, *, units_per_second: int, least: int, most: int) -> pa.Array | None:
     """Units since 1970 on a clock without zone, within a range of microseconds."""
-
-    def many(values: pa.Array) -> pa.Array | None:
-        try:
-            if units_per_second <= _MICROS_PER_SECOND:
-                found = pc.multiply_checked(values, _MICROS_PER_SECOND // units_per_second)
-            else:
-                each = units_per_second // _MICROS_PER_SECOND
-                found = pc.divide(values, each)
-                if pc.any(pc.not_equal(pc.multiply(found, each), values)).as_py():
-                    return None
-        except pa.ArrowException:
-            return None
-        return found.view(pa.timestamp("us")) if within(found, least, most) else None
-
-    return many
-
-
-def moments_of_text(least: int, most: int, *, with_zone: bool, zone: str | None) -> Many:
-    """ISO 8601 to the microsecond, as most programs write it. Arguments as `times.timestamp_of_text`."""
-    clock, moment = pa.timestamp("us"), pa.timestamp("us", tz="UTC")
-
-    def many(values: pa.Array) -> pa.Array | None:
-        try:
-            if not with_zone and all_match(values, f"{_CLOCK}Z?$"):
-                read = pc.utf8_rtrim(values, "Z").cast(clock)
-            elif with_zone and all_match(values, f"{_CLOCK}{_ZONE}$"):
-                read = values.cast(moment)
-            elif with_zone and zone is not None and all_match(values, f"{_CLOCK}$"):
-                read = pc.assume_timezone(values.cast(clock), zone, ambiguous="raise", nonexistent="raise").cast(moment)
-            else:
+    try:
+        if units_per_second <= _MICROS_PER_SECOND:
+            numbers = pc.multiply_checked(values, _MICROS_PER_SECOND // units_per_second)
+        else:
+            each = units_per_second // _MICROS_PER_SECOND
+            numbers = pc.divide(values, each)
+            if pc.any(pc.not_equal(pc.multiply(numbers, each), values)).as_py():
                 return None
-        except pa.ArrowException:
-            return None
-        return read if within(read.view(pa.int64()), least, most) else None
+    except pa.ArrowException:
+        return None
+    return numbers.view(pa.timestamp("us")) if within(numbers, least, most) else None
 
-    return many
+
+def timestamps_from_text(
+    values: pa.Array, *, least: int, most: int, with_zone: bool, zone: str | None
+) -> pa.Array | None:
+    """ISO 8601 to the microsecond, in the usual spelling; see `times.timestamp_from_text`."""
+    clock, moment = pa.timestamp("us"), pa.timestamp("us", tz="UTC")
+    try:
+        if not with_zone and all_match(values, f"{_CLOCK}Z?$"):
+            read = pc.utf8_rtrim(values, "Z").cast(clock)
+        elif with_zone and all_match(values, f"{_CLOCK}{_ZONE}$"):
+            read = values.cast(moment)
+        elif with_zone and zone is not None and all_match(values, f"{_CLOCK}$"):
+            read = pc.assume_timezone(values.cast(clock), zone, ambiguous="raise", nonexistent="raise").cast(moment)
+        else:
+            return None
+    except pa.ArrowException:
+        return None
+    return read if within(read.view(pa.int64()), least, most) else None
 
 
 def all_match(values: pa.Array, pattern: str) -> bool:
-    """Whether all texts but NULL match."""
+    """Whether all texts other than NULL match."""
     return pc.all(pc.match_substring_regex(values, pattern)).as_py() is not False
 
 
 def within(values: pa.Array, least: Any, most: Any, *, are_in: bool = True) -> bool:
-    """Whether all values but NULL lie between two, which count themselves if `are_in`."""
+    """Whether all values other than NULL are in a range, which includes its ends if `are_in`."""
     ends = pc.min_max(values)
     low, high = ends["min"].as_py(), ends["max"].as_py()
     if low is None:

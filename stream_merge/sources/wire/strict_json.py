@@ -1,4 +1,4 @@
-"""JSON without second guesses: a text is one value, exactly, or it is refused with the reason."""
+"""Strict JSON: a text is exactly one value, or it is refused with the reason."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 MOST_NESTED = 200
-"""Arrays and objects inside each other; deeper ones are refused, whatever they hold."""
+"""Deepest nesting of arrays and objects."""
 
 
 class UndecodableError(ValueError):
-    """An event that cannot be read without guessing; the text says what is wrong with it."""
+    """An event that cannot be read without guessing; the text is the reason."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -20,13 +20,13 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         msg = f"field {twice!r} is there twice"
         raise UndecodableError(msg)
-    return found
+    return fields
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_without_repetition)
@@ -35,12 +35,8 @@ _EXACT_DECODER = json.JSONDecoder(
 )
 
 
-def text_of(value: bytes) -> str:
-    """The text of UTF-8 bytes.
-
-    Raises:
-        UndecodableError: they are not UTF-8.
-    """
+def utf8_text(value: bytes) -> str:
+    """The text of UTF-8 bytes. Raises `UndecodableError`."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as err:
@@ -49,18 +45,10 @@ def text_of(value: bytes) -> str:
 
 
 def parse(text: str, *, exact: bool = False, begins_at: int = 0) -> Any:
-    """The value that a text holds: int, float (Decimal when `exact`), str, bool, None, list or dict.
+    """The value of a text: int, float (Decimal when `exact`), str, bool, None, list or dict.
 
-    Integers are exact whatever their size. Refused beyond RFC 8259: a field that is there twice in an object, NaN
-    and Infinity as bare words, anything after the value, and nesting beyond `MOST_NESTED`.
-
-    Args:
-        text: the value.
-        exact: see above.
-        begins_at: where the text stands in the one that errors are to name places of.
-
-    Raises:
-        UndecodableError: it is not one such value.
+    Integers are exact whatever their size. Refused beyond RFC 8259: duplicate fields, NaN and Infinity, and nesting
+    beyond `MOST_NESTED`. `begins_at` is added to positions in errors.
     """
     try:
         value = (_EXACT_DECODER if exact else _DECODER).decode(text)
@@ -74,7 +62,7 @@ def parse(text: str, *, exact: bool = False, begins_at: int = 0) -> Any:
     except ValueError as err:  # an integer of more digits than Python 3.11 converts (4,300)
         msg = f"not JSON: {err}"
         raise UndecodableError(msg) from None
-    if _may_be_deep(text) and depth(value) > MOST_NESTED:
+    if text.count("{") + text.count("[") > MOST_NESTED and depth(value) > MOST_NESTED:
         raise UndecodableError(_TOO_DEEP)
     return value
 
@@ -83,20 +71,9 @@ _TOO_DEEP = f"nested deeper than {MOST_NESTED} levels"
 
 
 def depth(value: Any) -> int:
-    """How many arrays and objects are inside each other; no recursion, so any depth can be told."""
-    level, found = [value], 0
-    while level := [child for node in level for child in _children(node)]:
-        found += 1
-    return found
-
-
-def _children(node: Any) -> list[Any]:
-    if isinstance(node, dict):
-        return list(node.values()) or [None]
-    if isinstance(node, list):
-        return node or [None]
-    return []
-
-
-def _may_be_deep(text: str) -> bool:
-    return text.count("{") + text.count("[") > MOST_NESTED
+    """The nesting of arrays and objects, without recursion."""
+    level, levels = [value], 0
+    while containers := [node for node in level if isinstance(node, dict | list)]:
+        level = [child for node in containers for child in (node.values() if isinstance(node, dict) else node)]
+        levels += 1
+    return levels

@@ -1,9 +1,10 @@
-"""How dates and times are written in JSON and as text, and the Delta types that hold them exactly."""
+"""Encodings of dates and times in JSON and text, with the Delta types that hold them exactly."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -17,11 +18,11 @@ from stream_merge.sources.wire.strict_json import UndecodableError
 _EPOCH = datetime(1970, 1, 1)
 _LEAST_MICROS = (datetime.min - _EPOCH) // timedelta(microseconds=1)
 _MOST_MICROS = (datetime.max - _EPOCH) // timedelta(microseconds=1)
-"""Years 1 to 9999: what both Spark and Arrow's readers agree on."""
+"""Years 1 to 9999: Spark and Arrow's readers agree on them."""
 _DAY_MICROS = 86_400_000_000
 
 
-def date_of_days() -> Encoding:
+def date_from_days() -> Encoding:
     """Days since 1970-01-01."""
 
     def one(value: int) -> int:
@@ -29,12 +30,12 @@ def date_of_days() -> Encoding:
             refuse(f"{value} days since 1970 is not within the years 1 to 9999")
         return value
 
-    many = M.days(-(-_LEAST_MICROS // _DAY_MICROS), _MOST_MICROS // _DAY_MICROS)
+    many = partial(M.days, least=-(-_LEAST_MICROS // _DAY_MICROS), most=_MOST_MICROS // _DAY_MICROS)
     return scalar(T.DateType(), pa.date32(), one, int, wire=pa.int32(), many=many)
 
 
-def date_of_text() -> Encoding:
-    """ISO 8601, `2026-11-21`; also `2026-1-5`, and with Debezium's `Z` behind it."""
+def date_from_text() -> Encoding:
+    """ISO 8601, `2026-11-21`; also `2026-1-5`, and with Debezium's `Z` at the end."""
 
     def one(value: str) -> date:
         text = value.strip().removesuffix("Z")
@@ -45,10 +46,10 @@ def date_of_text() -> Encoding:
             msg = f"{shown(value)} is not a date"
             raise UndecodableError(msg) from None
 
-    return scalar(T.DateType(), pa.date32(), one, str, wire=pa.string(), many=M.dates_of_text)
+    return scalar(T.DateType(), pa.date32(), one, str, wire=pa.string(), many=M.dates_from_text)
 
 
-def timestamp_of(units_per_second: int) -> Encoding:
+def timestamp_from_units(units_per_second: int) -> Encoding:
     """Units since 1970-01-01 00:00 on a clock without zone (milli-, micro- or nanoseconds)."""
 
     def one(value: int) -> int:
@@ -57,17 +58,15 @@ def timestamp_of(units_per_second: int) -> Encoding:
             refuse(f"{value} nanoseconds is not a whole number of microseconds")
         return _within(micros, value)
 
-    many = M.micros(units_per_second, _LEAST_MICROS, _MOST_MICROS)
+    many = partial(M.micros, units_per_second=units_per_second, least=_LEAST_MICROS, most=_MOST_MICROS)
     return scalar(T.TimestampNTZType(), pa.timestamp("us"), one, int, wire=pa.int64(), many=many)
 
 
-def timestamp_of_text(*, with_zone: bool, zone: str | None = None) -> Encoding:
-    """ISO 8601, with a blank or a `T` before the time.
+def timestamp_from_text(*, with_zone: bool, zone: str | None = None) -> Encoding:
+    """ISO 8601, with a space or a `T` before the time.
 
-    Args:
-        with_zone: whether values are moments (Debezium's ZonedTimestamp), else readings of a clock, behind which a `Z`
-            (Debezium's IsoTimestamp) means nothing.
-        zone: of moments without a zone; None: they are refused.
+    A TIMESTAMP (Debezium's ZonedTimestamp) without zone is in `zone`, or refused; a TIMESTAMP_NTZ (Debezium's
+    IsoTimestamp) may end with `Z`.
     """
     dtype: T.DataType = T.TimestampType() if with_zone else T.TimestampNTZType()
     kind = "a time without zone" if not with_zone else "a time with zone" if zone is None else "a time"
@@ -94,7 +93,7 @@ def timestamp_of_text(*, with_zone: bool, zone: str | None = None) -> Encoding:
         return (clock - _EPOCH) // timedelta(microseconds=1)
 
     arrow = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
-    many = M.moments_of_text(_LEAST_MICROS, _MOST_MICROS, with_zone=with_zone, zone=zone)
+    many = partial(M.timestamps_from_text, least=_LEAST_MICROS, most=_MOST_MICROS, with_zone=with_zone, zone=zone)
     return scalar(dtype, arrow, one, str, wire=pa.string(), many=many)
 
 
@@ -109,7 +108,7 @@ _PARTS = ("year", "month", "day", "hour", "minute", "second")
 
 
 def _shift(parts: re.Match[str]) -> timedelta:
-    """How far the written zone is ahead of UTC."""
+    """Offset of a text's zone from UTC."""
     hours, minutes, seconds = (int(parts[name] or 0) for name in ("hours", "minutes", "seconds"))
     ahead = timedelta(hours=hours, minutes=minutes, seconds=seconds)
     if ahead > timedelta(hours=18):
@@ -118,12 +117,12 @@ def _shift(parts: re.Match[str]) -> timedelta:
 
 
 def _in_utc(clock: datetime, zone: str, text: str) -> datetime:
-    """The moment at which a clock of that zone shows this; in UTC, without zone."""
-    there = _zone(zone)
-    if there is None:
+    """A local time of a zone in UTC, without zone."""
+    local = _zone(zone)
+    if local is None:
         refuse(f"{shown(text)} has no zone, and that of the session ({zone}) is not known here")
-    moments = {clock.replace(tzinfo=there, fold=fold).astimezone(UTC) for fold in (0, 1)}
-    showing = [moment for moment in moments if moment.astimezone(there).replace(tzinfo=None) == clock]
+    moments = {clock.replace(tzinfo=local, fold=fold).astimezone(UTC) for fold in (0, 1)}
+    showing = [moment for moment in moments if moment.astimezone(local).replace(tzinfo=None) == clock]
     if len(showing) != 1:
         refuse(f"{shown(text)} has no zone, and clocks in {zone} show it {'twice' if showing else 'never'}")
     return showing[0].replace(tzinfo=None)
@@ -141,7 +140,7 @@ def _zone(name: str) -> tzinfo | None:
 
 
 def clock_time(units_per_second: int) -> Encoding:
-    """Units since midnight as text `hh:mm:ss[.ffffff]`, the same whatever the unit; up to 24:00:00."""
+    """Units since midnight as text `hh:mm:ss[.ffffff]`, up to 24:00:00."""
 
     def one(value: int) -> str:
         micros, rest = divmod(value * 1_000_000, units_per_second)
@@ -153,7 +152,7 @@ def clock_time(units_per_second: int) -> Encoding:
 
 
 def clock_text(micros: int) -> str:
-    """Microseconds since midnight as `hh:mm:ss[.ffffff]`, without zeros behind the last digit."""
+    """Microseconds since midnight as `hh:mm:ss[.ffffff]`, without trailing zeros."""
     seconds, fraction = divmod(micros, 1_000_000)
     text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{text}.{fraction:06}".rstrip("0") if fraction else text

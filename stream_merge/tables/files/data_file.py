@@ -32,6 +32,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
+from stream_merge.model import names
 from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.files.footers import inner_types
@@ -86,7 +87,8 @@ def write_data_file(
     data = StructType([field for field in schema.fields if field not in partitioned])
     stats = statistics(_checked(rows, data, partitioned, partition), data, properties)
     name = f"{prefix}{uuid.uuid4()}.snappy.parquet"
-    file = _written(root, "", name, as_stored(rows, data, properties), partition)
+    stored = as_stored(rows, data, properties)
+    file = _written(root, "", name, stored, partition=partition, properties=properties)
     return {**file, "modificationTime": now_ms, "dataChange": True, "stats": stats}
 
 
@@ -103,10 +105,19 @@ def write_change_file(
     data = StructType([*(field for field in schema.fields if field not in partitioned), _CHANGE_FIELD])
     stored = as_stored(_checked(rows, data, partitioned, partition), data, properties)
     name = f"cdc-00000-{uuid.uuid4()}.c000.snappy.parquet"
-    return {**_written(root, CHANGE_FOLDER, name, stored, partition), "dataChange": False}
+    file = _written(root, CHANGE_FOLDER, name, stored, partition=partition, properties=properties)
+    return {**file, "dataChange": False}
 
 
-def _written(root: Path, folder: str, name: str, rows: pa.Table, partition: Mapping[str, str | None]) -> dict[str, Any]:
+def _written(
+    root: Path,
+    folder: str,
+    name: str,
+    rows: pa.Table,
+    *,
+    partition: Mapping[str, str | None],
+    properties: Mapping[str, str],
+) -> dict[str, Any]:
     values = {column: value or None for column, value in partition.items()}
     relative = _folder(folder, values) / name
     path = root / relative
@@ -114,8 +125,10 @@ def _written(root: Path, folder: str, name: str, rows: pa.Table, partition: Mapp
     settings = {"compression": "snappy", "store_schema": False, "store_decimal_as_integer": True}
     bounded = sorted(_bounded_leaves(rows.schema))
     try:
+        limit = properties.get(names.ROW_GROUP_PROPERTY, "")
+        most_rows = int(limit) if limit.isdecimal() else _MOST_ROWS
         with pq.ParquetWriter(path, rows.schema, write_statistics=bounded, **settings) as writer:
-            for group in _row_groups(rows):
+            for group in _row_groups(rows, most_rows):
                 writer.write_table(group, row_group_size=group.num_rows)
             writer.add_key_value_metadata(_FILE_METADATA)
     except BaseException:
@@ -124,13 +137,16 @@ def _written(root: Path, folder: str, name: str, rows: pa.Table, partition: Mapp
     return {"path": _as_url(str(relative)), "partitionValues": values, "size": path.stat().st_size}
 
 
-def _row_groups(rows: pa.Table) -> Iterator[pa.Table]:
-    if rows.num_rows == 1 or (rows.num_rows <= _MOST_ROWS and rows.nbytes <= _MOST_BYTES):
+def _row_groups(rows: pa.Table, most: int) -> Iterator[pa.Table]:
+    if rows.num_rows > most:
+        for first in range(0, rows.num_rows, most):
+            yield from _row_groups(rows.slice(first, most), most)
+    elif rows.num_rows == 1 or rows.nbytes <= _MOST_BYTES:
         yield rows
-        return
-    half = rows.num_rows // 2
-    yield from _row_groups(rows.slice(0, half))
-    yield from _row_groups(rows.slice(half))
+    else:
+        half = rows.num_rows // 2
+        yield from _row_groups(rows.slice(0, half), most)
+        yield from _row_groups(rows.slice(half), most)
 
 
 def _bounded_leaves(schema: pa.Schema) -> set[str]:

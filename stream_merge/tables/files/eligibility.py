@@ -32,10 +32,9 @@ from pyspark.sql.types import (
 from stream_merge.model import locations, names
 from stream_merge.model.results import Refusal
 from stream_merge.model.snapshot import TableSnapshot, mapping_mode, name_in_files
-from stream_merge.shapes.arrow_order import is_legible
+from stream_merge.shapes.arrow_order import is_legible, leaves
 from stream_merge.shapes.clauses import Always, Clause, Delete, DeleteMissing, Insert, Update
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.sequence import leaves
 from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
 from stream_merge.tables.files import features, partitions
 from stream_merge.tables.files.find import Candidate, odd_names

@@ -88,13 +88,26 @@ def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[
         yield {**info, "version": number}
 
 
+_BY_DELTA_RS = {
+    "num_source_rows": "numSourceRows",
+    "num_target_rows_inserted": "numTargetRowsInserted",
+    "num_target_rows_updated": "numTargetRowsUpdated",
+    "num_target_rows_deleted": "numTargetRowsDeleted",
+    "num_target_rows_copied": "numTargetRowsCopied",
+    "execution_time_ms": "executionTimeMs",
+}
+"""Metrics of merges that older sinks left to delta-rs, and what Delta calls them."""
+
+
 def record(commit: Mapping[str, Any]) -> CommitRecord:
     """A commit from its `commitInfo`."""
     return CommitRecord(
         version=int(commit["version"]),
         timestamp_ms=commit.get("timestamp"),
         user_metadata=commit.get("userMetadata"),
-        metrics=metrics_of_history(commit.get("operationMetrics") or {}),
+        metrics=metrics_of_history(
+            {_BY_DELTA_RS.get(name, name): value for name, value in (commit.get("operationMetrics") or {}).items()}
+        ),
     )
 
 

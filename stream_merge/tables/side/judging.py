@@ -13,9 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from stream_merge.model import names
-from stream_merge.shapes.arrow_order import orderable
-from stream_merge.shapes.sequence import arrays
-from stream_merge.spark.versions import of_arrow
+from stream_merge.shapes.arrow_order import arrays, orderable
+from stream_merge.spark.versions import arrow_frame
 
 _ROW, _EVENT = "__stream_merge_row", "__stream_merge_event"
 
@@ -56,7 +55,7 @@ class Hits:
 
     def refusals(self, session: SparkSession) -> DataFrame:
         """`refusing`, for Spark."""
-        return of_arrow(session, self.refusing, self.types)
+        return arrow_frame(session, self.refusing, self.types)
 
     def beyond(self, seen: Hits | None) -> Hits:
         """Hits without the events that others of the same batch refused already."""

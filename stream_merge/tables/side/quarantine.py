@@ -25,7 +25,7 @@ from stream_merge.shapes.arrow_order import is_legible
 from stream_merge.shapes.batch import Batch
 from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
-from stream_merge.spark.identity import Caller
+from stream_merge.spark.streaming import Caller
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables import spark_table
 from stream_merge.tables.files.eligibility import table_obstacle

@@ -34,7 +34,7 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
 from stream_merge.spark.evaluate_once import materialised, release
-from stream_merge.spark.versions import arrow_table, of_arrow
+from stream_merge.spark.versions import arrow_frame, arrow_table
 from stream_merge.tables import retry, spark_table
 from stream_merge.tables.files.rows import rewrite, rows, rows_with_keys
 from stream_merge.tables.side import judging
@@ -247,7 +247,7 @@ class SparkTombstones(Tombstones[DataFrame]):
         return events if are_deletes is None else events.where(is_delete if are_deletes else ~is_delete)
 
     def _entries(self, events: DataFrame | pa.Table, *, revived: bool) -> DataFrame:
-        rows = of_arrow(self._session, events, self._types) if isinstance(events, pa.Table) else events
+        rows = arrow_frame(self._session, events, self._types) if isinstance(events, pa.Table) else events
         return rows.select(
             *(columns.column(key) for key in self._keys),
             columns.column(names.SEQUENCE_COLUMN),
@@ -314,7 +314,7 @@ class SparkTombstones(Tombstones[DataFrame]):
         """Delete the entries (`t`) that the newest one of their key (`s`) overtakes, in one commit."""
         wanted = [*self._types.names, names.REVIVED_COLUMN]
         types = StructType([*self._types, StructField(names.REVIVED_COLUMN, BooleanType())])
-        source = of_arrow(self._session, newest.select(wanted), types).alias("s")
+        source = arrow_frame(self._session, newest.select(wanted), types).alias("s")
         entry, other = (columns.column(names.SEQUENCE_COLUMN, frame) for frame in ("t", "s"))
         is_overtaken = (entry < other) | (columns.column(names.REVIVED_COLUMN, "s") & (entry <= other))
         same_keys = columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in self._keys)

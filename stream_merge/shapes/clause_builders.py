@@ -1,10 +1,10 @@
-"""Clauses of a MERGE as users write them, in Delta's words, and what can be said of them without Spark."""
+"""Builders of MERGE clauses in Delta's words, and the problems that show without Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from pyspark.sql import Column
 
@@ -15,7 +15,6 @@ Written: TypeAlias = str | Column
 Kind = Literal["matched", "not_matched", "not_matched_by_source"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Action = Literal["update", "insert", "delete"]
-ACTIONS: tuple[Action, ...] = get_args(Action)
 _ALLOWED: Mapping[Kind, tuple[Action, ...]] = {
     "matched": ("update", "delete"),
     "not_matched": ("insert",),
@@ -25,7 +24,7 @@ _ALLOWED: Mapping[Kind, tuple[Action, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Then:
-    """One clause: when it applies, and what becomes of the row or the event then; see `when_matched` and its like."""
+    """One clause: when it applies, and what it does; see `when_matched` and its like."""
 
     kind: Kind
     action: Action
@@ -34,24 +33,20 @@ class Then:
     values: Mapping[str, Written] | None = None
     """Column of the target -> its new value. None: every stored column of the event."""
     except_: tuple[str, ...] = field(default=())
-    """Where every column is assigned: all but these."""
+    """Columns that are not assigned where all others are."""
 
     def __repr__(self) -> str:
-        """As it is written."""
-        when = "" if self.condition is None else _text(self.condition)
-        return f"when_{self.kind}({when}).{self._what()}"
-
-    def _what(self) -> str:
         if self.action == "delete":
-            return "delete()"
-        if self.values is None:
-            left_out = f"except_={list(self.except_)!r}" if self.except_ else ""
-            return f"{self.action}_all({left_out})"
-        assigned = ", ".join(f"{name!r}: {_text(value)}" for name, value in self.values.items())
-        return f"{self.action}({{{assigned}}})"
+            action = "delete()"
+        elif self.values is None:
+            action = f"{self.action}_all({f'except_={list(self.except_)!r}' if self.except_ else ''})"
+        else:
+            assigned = ", ".join(f"{name!r}: {_text(value)}" for name, value in self.values.items())
+            action = f"{self.action}({{{assigned}}})"
+        return f"when_{self.kind}({'' if self.condition is None else _text(self.condition)}).{action}"
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with it by itself, without its name and a code."""
+        """Its own problems, without name and code."""
         if self.kind not in KINDS:
             yield f"its kind {self.kind!r} must be one of {', '.join(KINDS)}"
             return
@@ -89,65 +84,67 @@ class Then:
             yield f"it names {twice!r} more than once; name each column once"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WhenMatched:
-    """For an event whose key the table has, if the condition holds."""
+@dataclass(frozen=True, eq=False)
+class _When:
+    """A clause without its action."""
 
+    kind: ClassVar[Kind]
     condition: Written | None = None
 
     def __repr__(self) -> str:
-        """As it is written."""
-        return _unfinished("matched", self.condition)
+        return f"when_{self.kind}({'' if self.condition is None else _text(self.condition)})"
+
+    def _then(
+        self, action: Action, values: Mapping[str, Written] | None = None, except_: str | Sequence[str] = ()
+    ) -> Then:
+        left_out = (except_,) if isinstance(except_, str) else tuple(except_)
+        return Then(kind=self.kind, action=action, condition=self.condition, values=values, except_=left_out)
+
+
+class WhenMatched(_When):
+    """For an event whose key the table has, if the condition holds."""
+
+    kind = "matched"
 
     def update(self, values: Mapping[str, Written]) -> Then:
         """Columns of the row take these values: target column -> SQL text or Column over `s` and `t`."""
-        return Then(kind="matched", action="update", condition=self.condition, values=values)
+        return self._then("update", values)
 
     def update_all(self, *, except_: Sequence[str] = ()) -> Then:
-        """Every stored column of the event is written over the row's, but these."""
-        return Then(kind="matched", action="update", condition=self.condition, except_=_listed(except_))
+        """Every stored column of the event is written over the row's, except these."""
+        return self._then("update", except_=except_)
 
     def delete(self) -> Then:
-        """The row goes."""
-        return Then(kind="matched", action="delete", condition=self.condition)
+        """The row is deleted."""
+        return self._then("delete")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WhenNotMatched:
+class WhenNotMatched(_When):
     """For an event whose key the table does not have, if the condition (over `s` alone) holds."""
 
-    condition: Written | None = None
-
-    def __repr__(self) -> str:
-        """As it is written."""
-        return _unfinished("not_matched", self.condition)
+    kind = "not_matched"
 
     def insert(self, values: Mapping[str, Written]) -> Then:
         """A row of these values, and NULL (or the column's default) elsewhere: target column -> SQL over `s`."""
-        return Then(kind="not_matched", action="insert", condition=self.condition, values=values)
+        return self._then("insert", values)
 
     def insert_all(self, *, except_: Sequence[str] = ()) -> Then:
-        """A row of every stored column of the event, but these."""
-        return Then(kind="not_matched", action="insert", condition=self.condition, except_=_listed(except_))
+        """A row of every stored column of the event, except these."""
+        return self._then("insert", except_=except_)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WhenNotMatchedBySource:
+class WhenNotMatchedBySource(_When):
     """For a row whose key no event of the batch has, if the condition (over `t` alone) holds."""
 
-    condition: Written | None = None
-
-    def __repr__(self) -> str:
-        """As it is written."""
-        return _unfinished("not_matched_by_source", self.condition)
+    kind = "not_matched_by_source"
 
     def update(self, values: Mapping[str, Written]) -> Then:
         """Columns of the row take these values: target column -> SQL text or Column over `t`."""
-        return Then(kind="not_matched_by_source", action="update", condition=self.condition, values=values)
+        return self._then("update", values)
 
     def delete(self) -> Then:
-        """The row goes."""
-        return Then(kind="not_matched_by_source", action="delete", condition=self.condition)
+        """The row is deleted."""
+        return self._then("delete")
 
 
 def when_matched(condition: Written | None = None) -> WhenMatched:
@@ -166,57 +163,49 @@ def when_not_matched_by_source(condition: Written | None = None) -> WhenNotMatch
 
 
 def list_problems(clauses: Sequence[object]) -> list[str]:
-    """Every problem of a list of clauses that shows without source and target, each clause by its number."""
+    """Every problem of a list of clauses that shows without source and target."""
     if not clauses:
         return ["[INVALID_CLAUSE] Clauses is empty; add a clause, such as when_matched().update_all()"]
-    found: list[str] = []
+    problems: list[str] = []
     unconditional: dict[Kind, int] = {}
     for number, clause in enumerate(clauses, start=1):
         if not isinstance(clause, Then):
-            found.append(
+            problems.append(
                 f"[INVALID_CLAUSE] {clause!r}, number {number}, is not a clause; start with when_matched,"
                 " when_not_matched or when_not_matched_by_source and end with an action, as in when_matched().delete()"
             )
             continue
-        found.extend(f"[INVALID_CLAUSE] {named(number, clause)}: {problem}" for problem in clause.problems())
+        problems.extend(f"[INVALID_CLAUSE] {named(number, clause)}: {problem}" for problem in clause.problems())
         before = unconditional.get(clause.kind)
         if before is not None:
-            found.append(
+            problems.append(
                 f"[INVALID_CLAUSE] {named(number, clause)} is never reached: clause {before} has no condition; give"
                 " that one a condition, or put it last"
             )
         elif clause.condition is None:
             unconditional[clause.kind] = number
-    return found
+    return problems
 
 
 def named(number: int, clause: Then) -> str:
-    """A clause, for people."""
+    """A clause as sentences name it."""
     return f"clause {number}, {clause!r}"
 
 
 def plain_name(name: str) -> str:
-    """A column's name; a name in backticks without them."""
+    """A column's name without backticks around it."""
     quoted = len(name) > 2 and name[0] == name[-1] == "`"  # noqa: PLR2004 - two backticks and something in between
     return name[1:-1].replace("``", "`") if quoted else name
 
 
-def text_of(written: Written) -> str:
-    """As SQL, or as Spark shows a Column."""
+def sql_text(written: Written) -> str:
+    """SQL text, or how Spark shows a Column."""
     return written if isinstance(written, str) else str(written).removeprefix("Column<'").removesuffix("'>")
 
 
 def _text(written: object) -> str:
-    return repr(text_of(written)) if isinstance(written, Column) else repr(written)
+    return repr(sql_text(written)) if isinstance(written, Column) else repr(written)
 
 
 def _is_written(value: object) -> bool:
     return isinstance(value, Column) or (isinstance(value, str) and bool(value.strip()))
-
-
-def _listed(names_: Sequence[str]) -> tuple[str, ...]:
-    return (names_,) if isinstance(names_, str) else tuple(names_)
-
-
-def _unfinished(kind: Kind, condition: Written | None) -> str:
-    return f"when_{kind}({'' if condition is None else _text(condition)})"

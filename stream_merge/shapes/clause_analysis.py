@@ -1,4 +1,4 @@
-"""Clauses as users write them against the columns of source and target: analysed by Spark, nothing is run."""
+"""Clauses analysed by Spark against the columns of source and target; no job runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, NullType, StructField, StructType
 
 from stream_merge.model import names
+from stream_merge.shapes.clause_builders import Kind, Then, Written, named, plain_name, sql_text
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.written import Kind, Then, Written, named, plain_name, text_of
 from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
 from stream_merge.spark.jvm import FilterTraits, filter_traits, is_never_true
@@ -19,16 +19,7 @@ from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
 
 
 def misfits(session: SparkSession, clauses: Sequence[Then], layout: Layout, target: StructType) -> list[str]:
-    """Every problem of the clauses with these columns, a sentence each.
-
-    Args:
-        session: whose settings (such as `spark.sql.caseSensitive`) and functions count.
-        clauses: in their order.
-        layout: how the batch's columns map onto the target.
-        target: the columns of the target, or those that it will be made with.
-
-    Cost: no Spark job; a few milliseconds per condition and value.
-    """
+    """Every problem of the clauses with these columns; some milliseconds per condition and value."""
     sides = _Sides(session, layout, target)
     return [
         f"[INVALID_CLAUSE] {named(number, clause)}: {problem}"
@@ -40,20 +31,12 @@ def misfits(session: SparkSession, clauses: Sequence[Then], layout: Layout, targ
 def handles_marked_events(
     session: SparkSession, clauses: Sequence[Then], mark: str, layout: Layout, target: StructType
 ) -> bool:
-    """Whether no clause writes an event that a column of the source marks unless it asks for the mark.
+    """Whether no clause writes an event that the boolean source column `mark` marks, unless it asks for the mark.
 
     The condition of an insert must be false for marked events. So must that of an update, unless it is false for all
     others, or an earlier clause takes every marked event. Where Spark's optimizer cannot tell, it is not false.
-
-    Args:
-        session: whose functions count.
-        clauses: in their order, without misfits.
-        mark: the boolean column of the source.
-        layout: how the batch's columns map onto the target.
-        target: the columns of the target, or those that it will be made with.
     """
-    name = plain_name(mark)
-    marked, others = (_Sides(session, layout, target, {name: is_marked}) for is_marked in (True, False))
+    marked, others = (_Sides(session, layout, target, {plain_name(mark): is_marked}) for is_marked in (True, False))
     are_taken = False
     for clause in clauses:
         condition = F.lit(True) if clause.condition is None else _as_column(clause.condition)
@@ -69,17 +52,16 @@ def handles_marked_events(
 
 
 def stored(name: str, layout: Layout) -> str | None:
-    """The stored column that a user means, by the source's name or the target's."""
-    wanted = plain_name(name)
+    """The stored column of a name in the source or the target."""
     for known in ([c.name for c in layout.stored], [c.source_name for c in layout.stored]):
-        found = columns.resolve(wanted, known, case_sensitive=layout.case_sensitive)
-        if found is not None:
-            return layout.stored[known.index(found)].name
+        column = columns.resolve(plain_name(name), known, case_sensitive=layout.case_sensitive)
+        if column is not None:
+            return layout.stored[known.index(column)].name
     return None
 
 
 class _Sides:
-    """Source and target without rows."""
+    """Empty frames of source and target that clauses are analysed against."""
 
     def __init__(
         self, session: SparkSession, layout: Layout, target: StructType, known: Mapping[str, bool] | None = None
@@ -94,19 +76,19 @@ class _Sides:
             "not_matched": (events, f"s has {_shown(source.names)}, there is no row t"),
             "not_matched_by_source": (rows, f"t has {_shown(target.names)}, there is no event s"),
         }
-        # Of a column that is stored: as it will be, with the events' new fields and wider types.
+        # stored columns with the events' new fields and wider types
         types = {f.name: f.dataType for f in target.fields} | {c.name: c.dtype for c in layout.stored}
         self._assignable = {name: dtype for name, dtype in types.items() if not names.is_reserved(name)}
 
     def rule_out(self, kind: Kind, condition: Column) -> bool:
-        """Whether a condition is false or NULL whatever the columns are whose values are not known."""
+        """Whether a condition is false or NULL for all values of the unknown columns."""
         frame, _ = self._seen[kind]
         return is_never_true(frame.where(condition))
 
     def problems(self, clause: Then) -> Iterator[str]:
-        """Of one clause."""
+        """Every problem of a clause."""
         if clause.condition is not None:
-            yield from self._of_expression(clause.kind, "its condition", clause.condition, is_condition=True)
+            yield from self._misfit(clause.kind, "its condition", clause.condition, is_condition=True)
         for name in clause.except_:
             if stored(name, self._layout) is None:
                 yield (
@@ -116,29 +98,29 @@ class _Sides:
         assigned: dict[str, str] = {}
         for name, value in (clause.values or {}).items():
             known = list(self._assignable)
-            found = columns.resolve(plain_name(name), known, case_sensitive=self._layout.case_sensitive)
-            if found is None:
+            column = columns.resolve(plain_name(name), known, case_sensitive=self._layout.case_sensitive)
+            if column is None:
                 yield f"the target has no column {plain_name(name)!r} to assign; it has {_shown(self._assignable)}"
-            elif found in assigned:
-                yield f"{assigned[found]!r} and {name!r} are one column; name each column once"
+            elif column in assigned:
+                yield f"{assigned[column]!r} and {name!r} are one column; name each column once"
             else:
-                assigned[found] = name
-            stored_as = None if found is None else self._assignable[found]
-            yield from self._of_expression(clause.kind, f"the value of {name!r}", value, stored_as=stored_as)
+                assigned[column] = name
+            stored_as = None if column is None else self._assignable[column]
+            yield from self._misfit(clause.kind, f"the value of {name!r}", value, stored_as=stored_as)
 
-    def _of_expression(
+    def _misfit(
         self, kind: Kind, what: str, written: Written, *, is_condition: bool = False, stored_as: DataType | None = None
     ) -> Iterator[str]:
         frame, seen = self._seen[kind]
-        said = f"{what} {text_of(written)!r}"
-        problem = misfit(frame, said, written, seen=seen, is_condition=is_condition, stored_as=stored_as)
+        named = f"{what} {sql_text(written)!r}"
+        problem = misfit(frame, named, written, seen=seen, is_condition=is_condition, stored_as=stored_as)
         if problem is not None:
             yield problem
 
 
 def misfit(
     frame: DataFrame,
-    said: str,
+    what: str,
     written: Written,
     *,
     seen: str,
@@ -146,69 +128,68 @@ def misfit(
     is_fixed: bool = False,
     stored_as: DataType | None = None,
 ) -> str | None:
-    """What is wrong with a condition or a value of a clause, without a code; None where nothing is.
+    """The problem of a condition or a value of a clause, without a code; None if it fits.
 
-    What is inside of a struct, an array or a map is left to Delta: its MERGE fails where it has no cast.
+    A cast inside a struct, an array or a map is left to Delta: its MERGE fails where there is none.
 
     Args:
-        frame: what it is over, without rows.
-        said: what it is called.
-        written: the condition or the value.
-        seen: which columns there are.
-        is_condition: whether it decides, and is no value.
-        is_fixed: whether it has to mean the same in query after query.
-        stored_as: the type of the column that it is the value of.
+        frame: what the expression is over, without rows.
+        what: what the sentence calls the expression.
+        written: the expression.
+        seen: the columns that it can use.
+        is_condition: whether it is a condition, not a value.
+        is_fixed: whether it must have the same value in query after query.
+        stored_as: the type of the column that a value is for.
     """
     try:
         value = _as_stored(written, stored_as)
         # A filter, as a clause of MERGE, takes neither aggregates nor windows nor generators.
         traits = filter_traits(frame.where(value if is_condition else value.isNull()))
-        held = None if stored_as is None else _type_of(frame, written)
+        dtype = None if stored_as is None else _value_type(frame, written)
     except AnalysisException as err:
-        return f"{said} does not fit: {reason(err).rstrip(';.')}; {seen}"
-    if held is not None and stored_as is not None:
-        are = f"{said} is {held.simpleString()}, and the column is {stored_as.simpleString()}"
-        if _are_unlike(held, stored_as):
+        return f"{what} does not fit: {reason(err).rstrip(';.')}; {seen}"
+    if dtype is not None and stored_as is not None:
+        are = f"{what} is {dtype.simpleString()}, and the column is {stored_as.simpleString()}"
+        if _are_unlike(dtype, stored_as):
             return f"{are}; {seen}"
-        if not KEEPS_NULL_STRUCTS and "struct<" in held.simpleString() and _differ(held, stored_as):
+        if (
+            not KEEPS_NULL_STRUCTS
+            and "struct<" in dtype.simpleString()
+            and columns.nullable(dtype) != columns.nullable(stored_as)
+        ):
             return f"{are}: Delta for Spark 3.5 casts a NULL struct to a struct of NULLs; cast it in the clause"
-    return _not_in_merge(said, traits, is_condition=is_condition, is_fixed=is_fixed)
+    return _not_in_merge(what, traits, is_condition=is_condition, is_fixed=is_fixed)
 
 
-def _not_in_merge(said: str, traits: FilterTraits, *, is_condition: bool, is_fixed: bool) -> str | None:
-    """What MERGE does not take of SQL that is right by itself."""
+def _not_in_merge(what: str, traits: FilterTraits, *, is_condition: bool, is_fixed: bool) -> str | None:
+    """The problem of valid SQL that MERGE does not support."""
     if traits.has_subquery:
-        return f"{said} has a subquery, which MERGE does not support; join its table to the events in the stream"
+        return f"{what} has a subquery, which MERGE does not support; join its table to the events in the stream"
     if is_condition and not traits.is_deterministic:
-        return f"{said} is not deterministic, and MERGE evaluates it more than once; make it a column of the stream"
+        return f"{what} is not deterministic, and MERGE evaluates it more than once; make it a column of the stream"
     if is_fixed and traits.asks_for_now:
         return (
-            f"{said} may differ from query to query; for the time use current_date(), current_timestamp() or"
+            f"{what} may differ from query to query; for the time use current_date(), current_timestamp() or"
             " localtimestamp(), which are fixed per batch"
         )
     return None
 
 
 def may_be_null(frame: DataFrame, written: Written, stored_as: DataType) -> bool:
-    """Whether Spark cannot rule out that a value of a clause, which has no misfit, is NULL."""
+    """Whether Spark cannot rule out that a value without a misfit is NULL."""
     return frame.select(_as_stored(written, stored_as).alias("value")).schema["value"].nullable
 
 
-def _are_unlike(held: DataType, stored: DataType) -> bool:
-    """Whether a value is of another kind than its column, where one is a struct, an array or a map: no cast helps."""
+def _are_unlike(value: DataType, stored: DataType) -> bool:
+    """Whether one type is a struct, an array or a map, and the other is not of the same kind: no cast helps."""
     kinds = StructType | ArrayType | MapType
-    if not isinstance(held, kinds | NullType) and not isinstance(stored, kinds):
-        return False
-    return not isinstance(held, NullType) and type(held) is not type(stored)
-
-
-def _differ(held: DataType, stored: DataType) -> bool:
-    return bool(columns.nullable(held) != columns.nullable(stored))
+    is_nested = isinstance(value, kinds) or isinstance(stored, kinds)
+    return is_nested and not isinstance(value, NullType) and type(value) is not type(stored)
 
 
 def _as_stored(written: Written, stored_as: DataType | None) -> Column:
     value = _as_column(written)
-    # A struct's fields Delta casts by name, Spark by place.
+    # Delta casts a struct's fields by name, Spark by position.
     return value.cast(stored_as) if isinstance(stored_as, AtomicType) else value
 
 
@@ -216,9 +197,9 @@ def _as_column(written: Written) -> Column:
     return F.expr(written) if isinstance(written, str) else written
 
 
-def _type_of(frame: DataFrame, written: Written) -> DataType:
+def _value_type(frame: DataFrame, written: Written) -> DataType:
     return frame.select(_as_column(written).alias("value")).schema["value"].dataType
 
 
-def _shown(found: Iterable[str]) -> str:
-    return repr([name for name in found if not names.is_reserved(name)])
+def _shown(listed: Iterable[str]) -> str:
+    return repr([name for name in listed if not names.is_reserved(name)])

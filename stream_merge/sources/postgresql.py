@@ -1,11 +1,11 @@
-"""PostgreSQL as Debezium 3.4 writes it: positions in its log, and the schema blocks that topics may leave out."""
+"""PostgreSQL in Debezium 3.4: positions in its log, and schemas of its types for topics without schema blocks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +23,7 @@ HstoreHandling = Literal["json", "map"]
 Schema = dict[str, Any]
 
 _LAST_COMMIT = r'\A\["(?P<lsn>[0-9]{1,18})",'
-"""In `sequence`; Python and Arrow (RE2) read it alike."""
+"""Pattern of `sequence` for Python and Arrow (RE2)."""
 _MILLIS_DIGITS = 3
 _DECLARED = re.compile(
     r"\s*(?P<name>[a-z][a-z0-9_ ]*?)\s*(?:\(\s*(?P<first>\d+)\s*(?:,\s*(?P<second>-?\d+)\s*)?\))?"
@@ -59,11 +59,8 @@ _PLAIN: dict[str, Schema] = {
     "oid": {"type": "int64"},
     "real": {"type": "float"},
     "double precision": {"type": "double"},
-    "text": {"type": "string"},
-    "inet": {"type": "string"},
-    "cidr": {"type": "string"},
-    "macaddr": {"type": "string"},
-    "macaddr8": {"type": "string"},
+    **{name: {"type": "string"} for name in ("text", "inet", "cidr", "macaddr", "macaddr8")},
+    **{f"{name}range": {"type": "string"} for name in ("int4", "int8", "num", "ts", "tstz", "date")},
     "uuid": {"type": "string", "name": "io.debezium.data.Uuid"},
     "json": {"type": "string", "name": "io.debezium.data.Json"},
     "jsonb": {"type": "string", "name": "io.debezium.data.Json"},
@@ -71,73 +68,61 @@ _PLAIN: dict[str, Schema] = {
     "ltree": {"type": "string", "name": "io.debezium.data.Ltree"},
     "enum": {"type": "string", "name": "io.debezium.data.Enum"},
     "tsvector": {"type": "string", "name": "io.debezium.data.Tsvector"},
-    "int4range": {"type": "string"},
-    "int8range": {"type": "string"},
-    "numrange": {"type": "string"},
-    "tsrange": {"type": "string"},
-    "tstzrange": {"type": "string"},
-    "daterange": {"type": "string"},
     "timestamp with time zone": {"type": "string", "name": "io.debezium.time.ZonedTimestamp"},
     "time with time zone": {"type": "string", "name": "io.debezium.time.ZonedTime"},
     "varbit": {"type": "bytes", "name": "io.debezium.data.Bits"},
 }
-"""Types that every setting of the connector writes alike."""
+"""Types whose form depends on no setting of the connector."""
 
 
 class AmbiguousTypeError(ValueError):
-    """A declared type that does not say how its values are written; the text says what to add."""
+    """A declared type that leaves the form of its values open; the text says what to add."""
 
 
-@dataclass(frozen=True, slots=True)
-class PostgreSQL:
-    """As `Database`."""
+POSITION_FIELD = "lsn"
+"""Integer field of `source` that orders the events of a key."""
+POSITION_FIELDS = (POSITION_FIELD, "sequence", "snapshot")
+"""Fields of `source` that `position` reads."""
+LAST_COMMIT_FIELD = "sequence"
+"""Text field of `source` that names the last commit before an event."""
 
-    name: ClassVar[str] = "postgresql"
-    log: ClassVar[str] = "PostgreSQL's log"
-    position_field: ClassVar[str] = "lsn"
-    position_told_by: ClassVar[tuple[str, ...]] = ("lsn", "sequence", "snapshot")
-    last_commit_field: ClassVar[str] = "sequence"
 
-    def position(self, source: Mapping[str, Any]) -> int:
-        """As `Database.position`: the LSN.
+def position(source: Mapping[str, Any]) -> int:
+    """The LSN of an event, from its `source`.
 
-        Reads of incremental snapshots carry no `lsn` (Debezium 3.4, PostgresSourceInfoStructMaker), but the pair of the
-        last committed and the current position in `sequence`.
-        """
-        position = source.get("lsn")
-        if position is None and source.get("snapshot") == "incremental" and isinstance(source.get("sequence"), str):
-            pair = [text for text in parse(source["sequence"]) if text is not None]
-            position = int(pair[-1]) if pair else None
-        if type(position) is not int:
-            refuse(f"source.lsn is {position!r}, not a position in PostgreSQL's log")
-        return position
+    Reads of incremental snapshots carry no `lsn` (Debezium 3.4, PostgresSourceInfoStructMaker), but the pair of the
+    last committed and the current position in `sequence`.
+    """
+    lsn = source.get("lsn")
+    if lsn is None and source.get("snapshot") == "incremental" and isinstance(source.get("sequence"), str):
+        pair = [text for text in parse(source["sequence"]) if text is not None]
+        lsn = int(pair[-1]) if pair else None
+    if type(lsn) is not int:
+        refuse(f"source.lsn is {lsn!r}, not a position in PostgreSQL's log")
+    return lsn
 
-    def last_commit(self, said: Any) -> int | None:
-        """As `Database.last_commit`: the first of the pair, null until the connector has come past a commit."""
-        found = re.match(_LAST_COMMIT, said) if isinstance(said, str) else None
-        return None if found is None else int(found["lsn"])
 
-    def last_commits(self, said: pa.StringArray) -> pa.Int64Array:
-        """As `Database.last_commits`."""
-        return pc.struct_field(pc.extract_regex(said, _LAST_COMMIT), "lsn").cast(pa.int64())
+def last_commit(sequence: Any) -> int | None:
+    """The LSN of the last commit delivered before an event; None until the connector has passed a commit."""
+    match = re.match(_LAST_COMMIT, sequence) if isinstance(sequence, str) else None
+    return None if match is None else int(match["lsn"])
+
+
+def last_commits(sequences: pa.StringArray) -> pa.Int64Array:
+    """`last_commit` of each text."""
+    return pc.struct_field(pc.extract_regex(sequences, _LAST_COMMIT), "lsn").cast(pa.int64())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Modes:
-    """Settings of the connector that change how values are written; None: not stated."""
+    """Settings of the connector, `time.precision.mode` and so on; None: not stated."""
 
     time_precision: TimePrecision | None = None
-    """`time.precision.mode`."""
     decimal_handling: DecimalHandling | None = None
-    """`decimal.handling.mode`."""
     binary_handling: BinaryHandling | None = None
-    """`binary.handling.mode`."""
     interval_handling: IntervalHandling | None = None
-    """`interval.handling.mode`."""
     hstore_handling: HstoreHandling | None = None
-    """`hstore.handling.mode`."""
     money_fraction_digits: int | None = None
-    """`money.fraction.digits`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,37 +131,28 @@ class _Declared:
     first: int | None
     second: int | None
 
-    @property
-    def precision(self) -> int | None:
-        return self.first
-
 
 def connect_schema(declared: str, modes: Modes) -> Schema:
-    """The schema that Debezium would send for a column of a PostgreSQL type.
+    """Debezium's schema of a column, declared as in CREATE TABLE, such as `numeric(10,2)`; an enum type is `enum`.
 
-    Args:
-        declared: as in CREATE TABLE, such as `numeric(10,2)`, `timestamp(3)`, `text[]`; an enum type is `enum`.
-        modes: how the connector is set.
-
-    Raises:
-        AmbiguousTypeError: the type is unknown, or leaves open how its values are written.
+    Raises `AmbiguousTypeError`.
     """
-    found = _DECLARED.fullmatch(declared)
-    if found is None:
+    match = _DECLARED.fullmatch(declared)
+    if match is None:
         msg = f"{declared!r} is not a PostgreSQL type"
         raise AmbiguousTypeError(msg)
-    name = " ".join(found["name"].lower().split())
+    name = " ".join(match["name"].lower().split())
     name = _ALIASES.get(name, name)
-    zone = (found["zone"] or "").lower()
+    zone = (match["zone"] or "").lower()
     if name in {"timestamptz", "timetz"} or zone == "with time zone":
         name = f"{name.removesuffix('tz')} with time zone"
     parsed = _Declared(
         name=name,
-        first=int(found["first"]) if found["first"] else None,
-        second=int(found["second"]) if found["second"] else None,
+        first=int(match["first"]) if match["first"] else None,
+        second=int(match["second"]) if match["second"] else None,
     )
     schema = _schema(parsed, modes, declared)
-    if found["array"]:
+    if match["array"]:
         return {"type": "array", "items": {**schema, "optional": True}, "optional": True}
     return {**schema, "optional": True}
 
@@ -186,7 +162,7 @@ def _schema(declared: _Declared, modes: Modes, text: str) -> Schema:
         return _PLAIN[declared.name]
     by_mode: dict[str, Callable[[], Schema]] = {
         "bit": lambda: _bits(declared),
-        "bytea": lambda: _bytes(_stated(modes.binary_handling, "binary.handling.mode", text)),
+        "bytea": lambda: _BYTEA.get(_stated(modes.binary_handling, "binary.handling.mode", text), _TEXT),
         "numeric": lambda: _numeric(declared, _stated(modes.decimal_handling, "decimal.handling.mode", text), text),
         "money": lambda: _money(modes, text),
         "date": lambda: _DATES.get(_stated(modes.time_precision, "time.precision.mode", text), _DAYS),
@@ -209,6 +185,8 @@ def _stated(mode: Any, setting: str, text: str) -> Any:
     return mode
 
 
+_TEXT = {"type": "string"}
+_BYTEA: Mapping[str, Schema] = {"bytes": {"type": "bytes"}}
 _DAYS = {"type": "int32", "name": "io.debezium.time.Date"}
 _DATES: Mapping[str, Schema] = {
     "connect": {"type": "int32", "name": "org.apache.kafka.connect.data.Date"},
@@ -240,15 +218,9 @@ def _bits(declared: _Declared) -> Schema:
     return {"type": "bytes", "name": "io.debezium.data.Bits", "parameters": {"length": str(declared.first)}}
 
 
-def _bytes(mode: str) -> Schema:
-    return {"type": "bytes"} if mode == "bytes" else {"type": "string"}
-
-
 def _numeric(declared: _Declared, mode: str, text: str) -> Schema:
-    if mode == "double":
-        return {"type": "double"}
-    if mode == "string":
-        return {"type": "string"}
+    if mode != "precise":
+        return {"type": mode}
     if declared.first is None:
         return {
             "type": "struct",
@@ -262,7 +234,7 @@ def _money(modes: Modes, text: str) -> Schema:
     mode = _stated(modes.decimal_handling, "decimal.handling.mode", text)
     if mode == "precise":
         return _decimal(38, _stated(modes.money_fraction_digits, "money.fraction.digits", text), text)
-    return {"type": "double"} if mode == "double" else {"type": "string"}
+    return {"type": mode}
 
 
 def _decimal(precision: int, scale: int, text: str) -> Schema:
@@ -271,38 +243,40 @@ def _decimal(precision: int, scale: int, text: str) -> Schema:
             f"{text!r} has more digits than Delta's decimals (38); set the connector's decimal.handling.mode to string"
         )
         raise AmbiguousTypeError(msg)
-    written = scale if scale >= 0 else scale + NEGATIVE_SCALES
-    parameters = {"scale": str(written), "connect.decimal.precision": str(precision)}
+    parameters = {
+        "scale": str(scale if scale >= 0 else scale + NEGATIVE_SCALES),
+        "connect.decimal.precision": str(precision),
+    }
     return {"type": "bytes", "name": DECIMAL, "parameters": parameters}
 
 
+_TIMES: Mapping[str, Schema] = {
+    "isostring": {"type": "string", "name": "io.debezium.time.IsoTime"},
+    "connect": {"type": "int32", "name": "org.apache.kafka.connect.data.Time"},
+    "nanoseconds": {"type": "int64", "name": "io.debezium.time.NanoTime"},
+}
+_TIMESTAMPS: Mapping[str, Schema] = {
+    "isostring": {"type": "string", "name": "io.debezium.time.IsoTimestamp"},
+    "connect": {"type": "int64", "name": "org.apache.kafka.connect.data.Timestamp"},
+    "nanoseconds": {"type": "int64", "name": "io.debezium.time.NanoTimestamp"},
+}
+
+
 def _time(declared: _Declared, mode: str, text: str) -> Schema:
-    if mode == "isostring":
-        return {"type": "string", "name": "io.debezium.time.IsoTime"}
-    if mode == "connect":
-        return {"type": "int32", "name": "org.apache.kafka.connect.data.Time"}
-    if mode == "nanoseconds":
-        return {"type": "int64", "name": "io.debezium.time.NanoTime"}
     if mode == "adaptive" and _in_millis(declared, text):
         return {"type": "int32", "name": "io.debezium.time.Time"}
-    return {"type": "int64", "name": "io.debezium.time.MicroTime"}
+    return _TIMES.get(mode, {"type": "int64", "name": "io.debezium.time.MicroTime"})
 
 
 def _timestamp(declared: _Declared, mode: str, text: str) -> Schema:
-    if mode == "isostring":
-        return {"type": "string", "name": "io.debezium.time.IsoTimestamp"}
-    if mode == "connect":
-        return {"type": "int64", "name": "org.apache.kafka.connect.data.Timestamp"}
-    if mode == "nanoseconds":
-        return {"type": "int64", "name": "io.debezium.time.NanoTimestamp"}
     if mode.startswith("adaptive") and _in_millis(declared, text):
         return {"type": "int64", "name": "io.debezium.time.Timestamp"}
-    return {"type": "int64", "name": "io.debezium.time.MicroTimestamp"}
+    return _TIMESTAMPS.get(mode, {"type": "int64", "name": "io.debezium.time.MicroTimestamp"})
 
 
 def _in_millis(declared: _Declared, text: str) -> bool:
-    """Debezium's adaptive modes write milliseconds for up to three digits; PostgreSQL's own default is six."""
-    if declared.precision is None:
+    """Whether Debezium's adaptive modes write milliseconds: up to three digits; PostgreSQL's default is six."""
+    if declared.first is None:
         msg = f"{text!r} lacks its precision; write '{declared.name}(6)', or the column's precision"
         raise AmbiguousTypeError(msg)
-    return declared.precision <= _MILLIS_DIGITS
+    return declared.first <= _MILLIS_DIGITS

@@ -1,1 +1,0 @@
-"""What the types of a database mean."""
