@@ -20,21 +20,7 @@ from stream_merge.model import names
 from stream_merge.shapes import clauses
 from stream_merge.shapes.arrow_order import leaves, orderable
 from stream_merge.shapes.batch import MOST_BYTES
-from stream_merge.shapes.clauses import (
-    Always,
-    And,
-    Changed,
-    Clause,
-    Condition,
-    Insert,
-    IsDelete,
-    Newer,
-    Not,
-    Or,
-    SamePosition,
-    SameSequence,
-    Update,
-)
+from stream_merge.shapes.clauses import Clause, Condition
 from stream_merge.shapes.layout import Layout, StoredColumn
 
 _ABOUT_ROWS = (clauses.Newer, clauses.SameSequence, clauses.SamePosition, clauses.Changed)
@@ -249,37 +235,37 @@ def _check_known(events: pa.ChunkedArray, what: str) -> None:
         raise ValueError(msg)
 
 
-def needed(clauses: Iterable[Clause], layout: Layout, schema: StructType) -> frozenset[str] | None:
+def needed(wanted: Iterable[Clause], layout: Layout, schema: StructType) -> frozenset[str] | None:
     """Names of the columns that a merge without a change feed reads; None where it reads all.
 
     An event with its row's own sequence is compared with the row in all columns. Such events are rare, so these columns
     are left out: `decide.decide` raises `NotReadError` when it meets one.
     """
     columns = set(layout.keys)  # read in any case, and rows without a column could not be counted
-    for clause in clauses:
-        if isinstance(clause, Insert):
+    for clause in wanted:
+        if isinstance(clause, clauses.Insert):
             continue
         compared = _compared(clause.when, layout)
         if compared is None:
             return None
         columns |= compared
-        if isinstance(clause, Update):
+        if isinstance(clause, clauses.Update):
             columns |= {field.name for field in schema.fields} - clause.values.keys()
     return frozenset(columns)
 
 
 def _compared(condition: Condition, layout: Layout) -> frozenset[str] | None:
     match condition:
-        case Always() | IsDelete():
+        case clauses.Always() | clauses.IsDelete():
             return frozenset()
-        case Newer() | SameSequence() | SamePosition():
+        case clauses.Newer() | clauses.SameSequence() | clauses.SamePosition():
             columns = layout.sequence_columns
             return frozenset((names.SEQUENCE_COLUMN,) if columns is None else columns)
-        case Not(inner):
+        case clauses.Not(inner):
             return _compared(inner, layout)
-        case And((SameSequence() as same, Changed())):
+        case clauses.And((clauses.SameSequence() as same, clauses.Changed())):
             return _compared(same, layout)
-        case And(parts) | Or(parts):
+        case clauses.And(parts) | clauses.Or(parts):
             each = [_compared(part, layout) for part in parts]
             return None if None in each else frozenset().union(*filter(None, each))
         case _:

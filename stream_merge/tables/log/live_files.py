@@ -24,21 +24,10 @@ Add = Mapping[str, Any]
 _CHECKPOINT = re.compile(
     r"(?P<version>\d{20})\.checkpoint(\.(?P<part>\d{10})\.(?P<parts>\d{10})|\.(?P<uuid>[0-9a-f-]{36}))?\.(?P<kind>parquet|json)$"
 )
-_FIELDS = frozenset(
-    {
-        "path",
-        "partitionValues",
-        "size",
-        "modificationTime",
-        "dataChange",
-        "stats",
-        "tags",
-        "deletionVector",
-        "baseRowId",
-        "defaultRowCommitVersion",
-        "clusteringProvider",
-    }
-)
+_FIELDS = frozenset({
+    "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector", "baseRowId",
+    "defaultRowCommitVersion", "clusteringProvider",
+})  # fmt: skip
 """Fields of an `add` by the protocol; checkpoints have parsed copies of some beside them."""
 
 
