@@ -18,7 +18,7 @@ from pyspark.sql.types import IntegralType, StringType
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, MergeFailedError, RoutedMergeError
 from stream_merge.merge.calls import OwnSession
 from stream_merge.merge.clock import PhaseClock
-from stream_merge.merge.report import failures_told
+from stream_merge.merge.report import failures_reported
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model import names
 from stream_merge.model.logs import counted, tell
@@ -158,7 +158,7 @@ class MergeSinks:
         metrics.prepare(who.query, self._name)
         clock = PhaseClock(current="read")
         with ExitStack() as resources:
-            with failures_told(_All(label=self._name), metrics, clock, query=who.query, batch_id=batch_id):
+            with failures_reported(_All(label=self._name), metrics, clock, query=who.query, batch_id=batch_id):
                 routed, counts = self._evaluated(batch_df)
                 resources.callback(release, routed)
                 seconds = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What engines get, and what they give back."""
+"""What engines get and return."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stream_merge.tables.table import Tables
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitTag:
-    """What a commit carries so that it can be recognised again."""
+    """Marks of a commit, by which it is recognised again."""
 
     app_id: str | None
     """Application id of the commit's role; None writes no transaction id."""
@@ -48,7 +48,7 @@ class MergeReport:
 
 
 class Commits(Protocol):
-    """Where a commit of unknown fate is looked for."""
+    """The commits of a table, where one of unknown outcome is searched."""
 
     def find(self) -> TableSnapshot | None:
         """The target, freshly loaded."""
@@ -77,10 +77,9 @@ class Merger(Commits, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeJob:
-    """What has to be merged into what: all that an engine is chosen by, and built from."""
+    """All that an engine is chosen by, and built from."""
 
     session: SparkSession
-    """The sink's own."""
     spec: MergeSpec
     tables: Tables
     costs: CostModel
@@ -90,14 +89,13 @@ class MergeJob:
     target: TableSnapshot
     """Prepared, as it was before this batch."""
     now_micros: int
-    """Time of the call, microseconds since the epoch."""
-    table: LogHandle | None
-    """The target as delta-rs reads it; None where it does not, or is not to."""
-    log: LogHandle | None
-    """The tombstones' table likewise."""
-    log_snapshot: TableSnapshot | None
-    """The same as whoever can has read it; None where deletes are not remembered, or Spark was asked for."""
-    work: Work
+    table: LogHandle | None = None
+    """The target's log as the driver reads it; None where it does not."""
+    log: LogHandle | None = None
+    """The log of the tombstones' table; None where the driver does not read it."""
+    log_snapshot: TableSnapshot | None = None
+    """The tombstones' table; None where there is none, tombstones are off, or Spark was asked for."""
+    work: Work = field(default_factory=lambda: Work(events=0, bytes=0, cores=1))
     inside_at: int | None = None
     """Version of the target in which no row of the batch's keys lies outside of `spec.target_filter`."""
 
@@ -113,7 +111,7 @@ class Choice:
     how: str = ""
     """What the engine adds, with a separator."""
     refusal: Refusal | None = None
-    """Why not in the driver; None when it is, or Spark was asked for."""
+    """Why the driver does not merge; None when it does, or Spark was asked for."""
 
     def __str__(self) -> str:
         """The choice in one sentence."""
@@ -122,18 +120,16 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Execution:
-    """An engine at work on one batch: who merges, and who looks after the remembered deletes."""
+    """An engine at work on one batch: its merger and its tombstones."""
 
     choice: Choice
     merger: Merger
     tombstones: Tombstones[Any] | None
-    """None where deletes are not remembered."""
+    """None where tombstones are off."""
     in_driver: bool
-    """Whether the merger works in the driver."""
     only_spark: bool
-    """Whether nothing of it is left to the driver."""
+    """Whether the driver does nothing of it."""
     tidy: Callable[[], Tidied] | None = None
-    """Sees to the files that merges in this way leave, after the batch, and raises nothing; None where they leave none.
-    """
+    """Compacts the files that its merges leave, after the batch, and raises nothing; None where they leave none."""
     release: Callable[[], None] = lambda: None
-    """Gives back what the execution was promised; harmless when repeated."""
+    """Releases its memory; harmless when repeated."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.costs import DRIVER_BYTES, DRIVER_EVENTS, CostModel, Work
@@ -17,13 +17,12 @@ from stream_merge.errors import ConfigError
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import environment
 from stream_merge.spark.errors import reason
 from stream_merge.spark.evaluate_once import known_bytes
 from stream_merge.tables.files.eligibility import Ineligible
-from stream_merge.tables.log.candidate_files import size_of, touched_files
+from stream_merge.tables.log.live_files import bytes_and_rows, touched_files
 from stream_merge.tables.side.tombstones import own_log, widen_schema
 from stream_merge.tables.table import Tables
 
@@ -57,11 +56,7 @@ def prefer(job: MergeJob) -> Preference:
 
 
 def start(job: MergeJob, preference: Preference) -> Execution:
-    """The engine at work on the job: Spark where the driver turns out not to be able to merge it.
-
-    Raises:
-        ConfigError: engine="driver", and it cannot.
-    """
+    """The engine at work on the job: Spark where the driver turns out not to be able to merge it."""
     refused = preference.obstacle
     if preference.in_driver:
         started = driver.start(job, preference.estimate)
@@ -77,7 +72,7 @@ def start(job: MergeJob, preference: Preference) -> Execution:
 
 
 def fall_back(job: MergeJob, failed: Execution, error: Exception) -> Execution | None:
-    """Spark instead of a driver that failed and committed nothing; None where that is no way out."""
+    """Spark instead of a driver that failed and committed nothing; None where Spark would fail, too."""
     if failed.only_spark or job.spec.engine == "driver":
         return None
     if environment.said(error) is not None:  # on the same disk, Spark would fail as well
@@ -99,66 +94,36 @@ def without_work(engine: str) -> Choice:
 
 
 def learn(costs: CostModel, job: MergeJob, execution: Execution, seconds: float) -> None:
-    """Note what a merge took."""
+    """Record how long a merge took."""
     if job.spec.engine != "spark":
         costs.learn(execution.choice.mode or "spark", job.work, seconds)
 
 
-def job_of(
-    session: SparkSession,
-    spec: MergeSpec,
-    tables: Tables,
-    costs: CostModel,
-    *,
-    layout: Layout,
-    batch: Batch,
-    target: TableSnapshot,
-    now_micros: int,
-    inside_at: int | None = None,
-) -> MergeJob:
-    """Look at everything that engines are chosen by.
-
-    Cost: the tables' logs alone; for `engine="spark"` nothing.
-    """
+def measured(job: MergeJob) -> MergeJob:
+    """The job with the logs and sizes that engines are chosen by; for `engine="spark"` nothing is read."""
+    spec, tables = job.spec, job.tables
     if spec.tombstones:
-        layout.once("log_of_types", lambda: _widen_log(session, spec, tables, layout, target))
+        job.layout.once("log_of_types", lambda: _widen_log(job))
     table, log, log_snapshot, touched, rows = None, None, None, 0, 0
     if spec.engine != "spark":
         table = tables.target.current_driver()
         if spec.tombstones:
-            log_snapshot = own_log(target.table_id, tables.tombstones.snapshot())
+            log_snapshot = own_log(job.target.table_id, tables.tombstones.snapshot())
             log = tables.tombstones.cached_driver()
         for one in (table, None if log_snapshot is None else log):
             if one is not None:
-                more_bytes, more_rows = size_of(touched_files(one, batch.bounds))
+                more_bytes, more_rows = bytes_and_rows(touched_files(one, job.batch.bounds))
                 touched, rows = touched + more_bytes, rows + more_rows
-    return MergeJob(
-        session=session,
-        spec=spec,
-        tables=tables,
-        costs=costs,
-        layout=layout,
-        batch=batch,
-        target=target,
-        now_micros=now_micros,
-        table=table,
-        log=log,
-        inside_at=inside_at,
-        log_snapshot=log_snapshot,
-        work=Work(
-            events=batch.upserts + batch.deletes,
-            bytes=touched,
-            rows=rows,
-            cores=session.sparkContext.defaultParallelism,
-        ),
-    )
+    cores, events = job.session.sparkContext.defaultParallelism, job.batch.upserts + job.batch.deletes
+    work = Work(events=events, bytes=touched, rows=rows, cores=cores)
+    return replace(job, table=table, log=log, log_snapshot=log_snapshot, work=work)
 
 
-def _widen_log(session: SparkSession, spec: MergeSpec, tables: Tables, layout: Layout, target: TableSnapshot) -> bool:
-    """Keys and sequence of the target may have been widened, by this batch or by somebody."""
-    found = own_log(target.table_id, tables.tombstones.snapshot())
-    if found is not None:
-        widen_schema(session, spec, target.table_id, layout, found)
+def _widen_log(job: MergeJob) -> bool:
+    """Widen the tombstones' table where this batch or another writer widened keys or sequence of the target."""
+    table = own_log(job.target.table_id, job.tables.tombstones.snapshot())
+    if table is not None:
+        widen_schema(job.session, job.spec, job.target.table_id, job.layout, table)
     return True
 
 
@@ -171,10 +136,9 @@ def fits_the_driver(
     layout: Layout,
     target: TableSnapshot | None,
 ) -> bool:
-    """Whether the batch is to be evaluated in the driver: it will be small, and may be merged there.
+    """Whether the batch is to be evaluated in the driver: it is expected to be small, and may be merged there.
 
-    Nobody knows a batch's size before it is read. The batch before is the best guess, else what
-    Spark knows of a source that is in memory already.
+    A batch's size is guessed from the batch before, else from what Spark knows of a source in memory.
     """
     if not is_for_driver(spec, tables, target, layout):
         return False

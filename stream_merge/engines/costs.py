@@ -15,25 +15,24 @@ DRIVER_BYTES = 16 << 20
 
 
 _ROW_BYTES = 256
-"""Of a row, where nobody says how many rows a table has."""
+"""Bytes of a row where a table's number of rows is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """What a merge has to do, as far as it is known before."""
+    """Size of a merge, as far as it is known before."""
 
     events: int
-    """Events after dedup."""
     bytes: int
-    """Bytes of the files that the bounds of the keys leave."""
+    """Bytes of the files within the bounds of the keys."""
     rows: int = 0
-    """Rows in them; 0 where nobody says."""
+    """Rows in them; 0 if unknown."""
     cores: int
     """Task slots of the cluster."""
 
     @property
     def row_bytes(self) -> float:
-        """Of a row in a file."""
+        """Average bytes of a row in the files."""
         return max(self.bytes / self.rows, 1) if self.rows else _ROW_BYTES
 
 
@@ -48,7 +47,7 @@ class Shape:
     """Whether the work is shared among the cluster's cores."""
 
     def seconds(self, work: Work) -> float:
-        """Estimate before the job's own experience is taken into account."""
+        """Estimate before the corrections of `CostModel`."""
         growing = work.events * self.per_event + work.bytes * self.per_byte
         return self.fixed + (growing / max(1, work.cores) if self.spreads else growing)
 
@@ -65,7 +64,7 @@ Fitted to merges of 1,000 to 1 M events into 20 k to 20 M rows on 2 cores (Spark
 
 _DELETION_VECTORS_FIXED = 1.1
 _REWRITE_SHARE = 0.45
-"""Of a Spark merge's time per byte: what goes into writing unchanged rows again, which deletion vectors spare."""
+"""Share of a Spark merge's time per byte that goes into rewriting unchanged rows, which deletion vectors spare."""
 
 
 def favours_deletion_vectors(work: Work) -> bool:
@@ -87,7 +86,7 @@ class CostModel:
     """Estimates of one sink, corrected by how long its merges took."""
 
     remembers_in_driver: bool = True
-    """Whether delta-rs, where it can, remembers the deletes of a batch that Spark merges."""
+    """Whether the driver, where it can, writes the tombstones of a batch that Spark merges."""
 
     def __init__(self) -> None:
         self.last_events: int | None = None
@@ -99,7 +98,7 @@ class CostModel:
         self._rounds: Counter[Way] = Counter()
 
     def expect(self, events: int) -> None:
-        """Take a size for that of the batch before, where there was none yet."""
+        """Set the size of the batch before, if there was none yet."""
         if self.last_events is None:
             self.last_events = events
 
@@ -111,7 +110,7 @@ class CostModel:
         return factor * SHAPES[engine].seconds(work) + self._maintenance.get(engine, 0.0)
 
     def learn(self, engine: Way, work: Work, seconds: float) -> None:
-        """Take note of what a merge took."""
+        """Record how long a merge took."""
         if engine not in self._warm:
             self._warm.add(engine)  # the first merge of an engine pays for its start
             return
@@ -126,7 +125,7 @@ class CostModel:
             self._maintenance[other] *= 1 - _FADING
 
     def learn_maintenance(self, engine: Way, seconds: float) -> None:
-        """Take note of what an engine's merge took afterwards, for the files that it and those before have left."""
+        """Record how long compaction took after an engine's merge."""
         self._rounds[engine] += 1
         before = self._maintenance.get(engine, 0.0)
         self._maintenance[engine] = before + (seconds - before) / min(self._rounds[engine], _ROUNDS)

@@ -1,4 +1,4 @@
-"""How much memory merges in this process may take, and how much they have been promised."""
+"""Memory that merges in this process may take, and reservations of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from stream_merge.engines.costs import Work
 from stream_merge.spark.memory import SHARE_OF_FREE_MEMORY, groups
 from stream_merge.tables.files.eligibility import Ineligible
-from stream_merge.tables.files.table import Touched
+from stream_merge.tables.files.find import Candidate
 
 
 class Reservations:
-    """What the merges that run now were promised. One object per process: they share its memory."""
+    """Reservations of the running merges. One object per process: they share its memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,22 +23,15 @@ class Reservations:
 
     @property
     def promised(self) -> int:
-        """Bytes that running merges were promised."""
+        """Bytes reserved by running merges."""
         return self._taken
 
     def allowed(self) -> int:
-        """Bytes that could be promised now; may be negative."""
+        """Bytes that could be reserved now; may be negative."""
         return int(SHARE_OF_FREE_MEMORY * free_memory_bytes()) - self._taken
 
     def take(self, wanted: int, ceiling: int | None) -> int | None:
-        """Promise that many bytes, or else say how many there are.
-
-        Args:
-            wanted: bytes.
-            ceiling: bytes that this merge may take whatever others do; None: what is free and not promised.
-
-        Returns: None when they are promised, else the bytes that would have been allowed.
-        """
+        """Reserve so many bytes and return None, or return how many are allowed."""
         with self._lock:
             allowed = self.allowed() if ceiling is None else ceiling
             if wanted > allowed:
@@ -47,7 +40,7 @@ class Reservations:
             return None
 
     def give_back(self, taken: int) -> None:
-        """The merge is over."""
+        """Release reserved bytes."""
         with self._lock:
             self._taken -= taken
 
@@ -56,22 +49,14 @@ reservations = Reservations()
 
 
 class Promise:
-    """Memory that one merge was promised, until it is given back.
-
-    Args:
-        ceiling: bytes that the merge may take whatever others do; None: what is free and not promised.
-    """
+    """Memory reserved for one merge. `ceiling`: bytes that it may take whatever others do; None: what is free."""
 
     def __init__(self, ceiling: int | None) -> None:
         self._ceiling = ceiling
         self._taken = 0
 
     def cover(self, wanted: int) -> int | None:
-        """Promise that many bytes in all, as far as they were not before, or else say how many there are.
-
-        Returns: None when they are promised, else the bytes that would have been allowed; what was promised before
-        stays.
-        """
+        """Extend the reservation to so many bytes in all and return None, or return how many were allowed."""
         more = wanted - self._taken
         if more <= 0:
             return None
@@ -83,13 +68,13 @@ class Promise:
         return None
 
     def close(self) -> None:
-        """The merge is over; harmless when repeated."""
+        """Release all; harmless when repeated."""
         reservations.give_back(self._taken)
         self._taken = 0
 
 
 def free_memory_bytes() -> int:
-    """Memory that this process may still take: the least that machine, control group and its own limit leave."""
+    """Memory that this process may still take: the least of machine, control group and `ulimit`."""
     return min([_free_on_the_machine(), *_free_in_the_groups(), *_free_in_the_limit()])
 
 
@@ -104,18 +89,18 @@ def _free_on_the_machine() -> int:
 
 def _free_in_the_groups() -> list[int]:
     """What the limits of a container or a service leave (cgroup v2 and v1)."""
-    found = []
+    free = []
     for folder, limit, used, cached in groups():
         try:
             most, taken = (int((folder / name).read_text("ascii")) for name in (limit, used))
         except (OSError, ValueError):  # no such group, or "max"
             continue
-        found.append(max(0, most - taken + _let_go(folder / "memory.stat", cached)))
-    return found
+        free.append(max(0, most - taken + _let_go(folder / "memory.stat", cached)))
+    return free
 
 
 def _let_go(stat: Path, cached: str) -> int:
-    """Bytes of files that were read: they count as used, and are let go when memory is wanted."""
+    """Bytes of cached files: they count as used, and are freed when memory is needed."""
     try:
         return int(dict(line.split() for line in stat.read_text("ascii").splitlines())[cached])
     except (OSError, ValueError, KeyError):
@@ -135,24 +120,20 @@ def _free_in_the_limit() -> list[int]:
 
 
 BASE_BYTES = 256 << 20
-"""What DuckDB's readers and Arrow hold, however little they read."""
+"""Memory of DuckDB's readers and Arrow, however little they read."""
 COPIES_OF_EVENTS, COPIES_OF_ROWS = 3, 4
-"""Events and rows as they are read, before and after the clauses, and in the files that are made of them."""
+"""Copies in memory: as read, before and after the clauses, and in the new files."""
 
 
 def memory_before(
-    work: Work, touched: Sequence[Touched], event_bytes: int | None, *, rewriting: int = 0, is_whole: bool = False
+    work: Work, touched: Sequence[Candidate], event_bytes: int | None, *, rewriting: int = 0, is_whole: bool = False
 ) -> int:
-    """Bytes that a merge may take, before the rows of its keys are looked for: one row for each event.
+    """Bytes that a merge may take, estimated before rows are read: one row for each event.
 
-    Args:
-        work: of the merge.
-        touched: the files that may hold rows of its keys.
-        event_bytes: of its events; None where they are not there yet.
-        rewriting: bytes of rows that are in memory at once while files are rewritten.
-        is_whole: whether all rows of the files are read, a copy of the whole table beside them.
+    `event_bytes` is None while the events are not in the driver; `rewriting`: bytes of rows in memory at once while
+    files are rewritten; `is_whole`: all rows of the files are read, beside a full copy of the table.
     """
-    files = [one.candidate.footer for one in touched]
+    files = [one.footer for one in touched]
     rows = sum(file.rows for file in files)
     width = sum(file.row_bytes * file.rows for file in files) / rows if rows else work.row_bytes
     row_bytes = int(width * (rows if is_whole else min(work.events, rows)))
@@ -160,7 +141,7 @@ def memory_before(
 
 
 def refusal_of_memory(promise: Promise, wanted: int) -> Ineligible | None:
-    """Have so many bytes promised in all; or why they are not."""
+    """Reserve so many bytes in all; or why they are not available."""
     allowed = promise.cover(wanted)
     if allowed is None:
         return None
@@ -169,5 +150,5 @@ def refusal_of_memory(promise: Promise, wanted: int) -> Ineligible | None:
 
 
 def memory_needed(event_bytes: int, row_bytes: int) -> int:
-    """Bytes that a merge takes, by those of its events and of the rows of their keys."""
+    """Bytes that a merge takes, by the bytes of its events and of the rows of their keys."""
     return BASE_BYTES + COPIES_OF_EVENTS * event_bytes + COPIES_OF_ROWS * row_bytes

@@ -1,9 +1,8 @@
-"""Who reads and writes the remembered deletes of a job: whichever engine merges, the driver does it where it may."""
+"""Who reads and writes the tombstones of a job: the driver where it may, whichever engine merges."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
@@ -11,24 +10,19 @@ from stream_merge.engines.base import MergeJob
 from stream_merge.engines.costs import DRIVER_EVENTS
 from stream_merge.shapes.arrow_order import is_legible
 from stream_merge.spark.errors import exceeds_driver_results
-from stream_merge.tables.files.eligibility import Ineligible, of_keys, of_table
+from stream_merge.tables.files.eligibility import Ineligible, keys_obstacle, table_obstacle
 from stream_merge.tables.side.side_table import DriverSideTable, SparkSideTable
-from stream_merge.tables.side.tombstones import DriverTombstones, SparkTombstones, own_log
+from stream_merge.tables.side.tombstones import DriverTombstones, Scope, SparkTombstones, own_log
 
 
 def on_spark(job: MergeJob) -> SparkTombstones:
-    """By Spark."""
+    """Tombstones by Spark."""
     own = partial(own_log, job.target.table_id)
-    return SparkTombstones(SparkSideTable(job.session, job.spec.tombstone_target, own), **_scope(job))
+    return SparkTombstones(SparkSideTable(job.session, job.spec.tombstone_target, own), _scope(job))
 
 
 def in_driver(job: MergeJob, events: pa.Table) -> DriverTombstones:
-    """In the driver.
-
-    Args:
-        job: whose deletes are remembered.
-        events: `Rows.arrow` or `Rows.keys` of the batch.
-    """
+    """Tombstones by the driver; `events` are `Rows.arrow` or `Rows.keys` of the batch."""
     name = job.spec.tombstone_target
     table = DriverSideTable(
         name,
@@ -36,18 +30,18 @@ def in_driver(job: MergeJob, events: pa.Table) -> DriverTombstones:
         cached=job.tables.tombstones.cached_driver,
         accept=partial(own_log, job.target.table_id),
     )
-    return DriverTombstones(table, events, **_scope(job))
+    return DriverTombstones(table, events, _scope(job))
 
 
-def _scope(job: MergeJob) -> dict[str, Any]:
-    return {
-        "session": job.session,
-        "spec": job.spec,
-        "target_id": job.target.table_id,
-        "layout": job.layout,
-        "batch": job.batch,
-        "now_micros": job.now_micros,
-    }
+def _scope(job: MergeJob) -> Scope:
+    return Scope(
+        session=job.session,
+        spec=job.spec,
+        target_id=job.target.table_id,
+        layout=job.layout,
+        batch=job.batch,
+        now_micros=job.now_micros,
+    )
 
 
 def refused_log(job: MergeJob) -> Ineligible | None:
@@ -56,14 +50,11 @@ def refused_log(job: MergeJob) -> Ineligible | None:
         return None
     if job.log is None:
         return Ineligible(reason="storage", detail="the tombstone table is not where the driver can read it")
-    return of_keys(job.layout) or of_table(job.log, job.log_snapshot, "the tombstone table")
+    return keys_obstacle(job.layout) or table_obstacle(job.log, job.log_snapshot, "the tombstone table")
 
 
 def quickly(job: MergeJob) -> DriverTombstones | None:
-    """In the driver for a batch that Spark merges, None where that is not proven; Spark takes a job or two to read.
-
-    The log is a plain table of the sink's own, whatever the target is like.
-    """
+    """Tombstones by the driver for a small batch that Spark merges: saves Spark jobs. None where not proven."""
     small = job.batch.upserts + job.batch.deletes <= DRIVER_EVENTS
     if job.spec.engine != "auto" or not small or not job.costs.remembers_in_driver or job.log_snapshot is None:
         return None

@@ -1,7 +1,8 @@
-"""The calls of one sink: what lasts from batch to batch, and the only door through which batches come in."""
+"""The calls of one sink, through which all of its batches are merged."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -13,18 +14,20 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.engines.choose import wants_events_at_hand
 from stream_merge.engines.costs import CostModel
-from stream_merge.merge import quarantining, steps
-from stream_merge.merge.call import BatchCall
+from stream_merge.errors import ConfigError
+from stream_merge.merge import steps
+from stream_merge.merge.call import Applied, BatchCall, Done
 from stream_merge.merge.clock import Observed, PhaseClock, now_micros
 from stream_merge.merge.commit_tags import CommitTags
-from stream_merge.merge.report import failures_told, result_of, told
+from stream_merge.merge.report import failures_reported, merge_result, publish
 from stream_merge.merge.retrying import Retrying
-from stream_merge.merge.running_calls import claims, part_of
-from stream_merge.merge.states import Applied, Done
+from stream_merge.merge.running_calls import batch_part, claims
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
+from stream_merge.model.logs import tell
 from stream_merge.model.observer import Observer
-from stream_merge.model.results import MergeResult, Tidied
+from stream_merge.model.results import TARGET_FAILED, MergeResult, Tidied
 from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import is_applied
 from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import target_filter as filters
@@ -37,31 +40,29 @@ from stream_merge.spark.confs import (
     USER_METADATA_CONF,
     WHOLE_READS,
 )
-from stream_merge.spark.errors import spark_errors_unlogged
+from stream_merge.spark.errors import reason, spark_errors_unlogged
 from stream_merge.spark.jvm import expect_classic, in_session, owned_session, same_session
 from stream_merge.spark.streaming import Caller, caller
-from stream_merge.tables import locks
-from stream_merge.tables.delivery import Noted, of_query
+from stream_merge.tables import locks, retry
+from stream_merge.tables.delivery import Noted, fingerprint, query_delivery
 from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.maintenance import MaintenancePlan, worse
+from stream_merge.tables.side import quarantine
+from stream_merge.tables.side.side_table import SideCommit
 from stream_merge.tables.table import Tables
+
+log = logging.getLogger(__name__)
 
 
 class Calls:
-    """Merges the batches of one sink, one call each.
-
-    Args:
-        spec: the sink's settings.
-        metrics: where to count; None: one instance on the default Prometheus registry.
-        observers: called when a micro-batch starts and ends.
-    """
+    """Merges the batches of one sink, one call each."""
 
     def __init__(
         self, spec: MergeSpec, *, metrics: MergeMetrics | None = None, observers: Sequence[Observer] = ()
     ) -> None:
         self.spec = spec
         self.last_result: MergeResult | None = None
-        """Of the last call that did not raise; None before the first one."""
+        """Result of the last call that did not raise."""
         self.costs = CostModel()
         self.sleep: Callable[[float], None] = time.sleep
         self._own_metrics = metrics
@@ -76,7 +77,7 @@ class Calls:
 
     @property
     def metrics(self) -> MergeMetrics:
-        """Where calls are counted."""
+        """The metrics of calls."""
         return self._own_metrics or default_metrics()
 
     def for_source(
@@ -86,13 +87,9 @@ class Calls:
         position_components: int | None = None,
         skip_unchanged: bool = False,
     ) -> None:
-        """What only sources of this package know of their batches, before the first call.
+        """Settings that only sources of this package have, before the first call: see the fields of `MergeSpec`.
 
-        Args:
-            carries: columns of `names.SOURCE_COLUMNS` that its batches have.
-            deletes: SQL text of what it marks as a delete; a shape without deletes refuses batches that have some.
-            position_components: see `MergeSpec.position_components`.
-            skip_unchanged: see `MergeSpec.skip_unchanged`.
+        `carries`: columns of `names.SOURCE_COLUMNS` in the batches; `deletes`: SQL of the delete mark.
         """
         self.spec = replace(
             self.spec,
@@ -105,13 +102,7 @@ class Calls:
 
     @spark_errors_unlogged()
     def merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
-        """Merge one micro-batch (`MergeSink.__call__`).
-
-        Args:
-            batch_df: the events.
-            batch_id: of the micro-batch.
-            intake: what the source tells about the batch beside its events.
-        """
+        """Merge one micro-batch (`MergeSink.__call__`)."""
         with self._call(batch_df, batch_id, intake) as (call, source):
             prepared = steps.prepare(call, source)
             if isinstance(prepared, Applied):
@@ -124,9 +115,9 @@ class Calls:
         self._report(call, done)
 
     def account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
-        """As `merge`, for a batch without any event of which the columns of a row are known.
+        """Account for a batch without any decodable event: undecodable records go to the quarantine, once per batch.
 
-        What is undecodable goes to the quarantine, once per batch; the target is neither looked at nor created.
+        The target is neither read nor created.
         """
         with self._call(batch_df, batch_id, intake) as (call, _):
             steps.check_quarantine(call)
@@ -144,7 +135,7 @@ class Calls:
         metrics = self.metrics
         metrics.prepare(who.query, self.spec.label)
         observed = self._observed(clock, query=who.query, batch_id=batch_id)
-        with failures_told(
+        with failures_reported(
             self.spec,
             metrics,
             clock,
@@ -159,9 +150,9 @@ class Calls:
             observed.started(location.path)
             if self._is_new:
                 locks.expect_no_other(self.spec.target, location)
-            part = part_of(batch_df, who, batch_id, intake.calls)
-            held = claims.held(self, who.identity, self.spec, location, part=part)
-            with held, ExitStack() as resources:
+            part = batch_part(batch_df, who, batch_id, intake.calls)
+            claim = claims.held(self, who.identity, self.spec, location, part=part)
+            with claim, ExitStack() as resources:
                 call = self._called(
                     batch_df,
                     batch_id,
@@ -193,9 +184,11 @@ class Calls:
     ) -> BatchCall:
         session = self._session.of(batch_df)
         spec = filters.with_fixed_time(session, self.spec)
-        delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls)
+        delivery = query_delivery(
+            spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls
+        )
         retrying = Retrying(
-            spec.retry,
+            policy=spec.retry,
             clock=clock,
             metrics=self.metrics,
             query=who.query,
@@ -237,9 +230,9 @@ class Calls:
 
     def _report(self, call: BatchCall, done: Done) -> None:
         """Keep, count and log the result."""
-        result = result_of(call, done)
+        result = merge_result(call, done)
         self.last_result = result
-        told(result, self.metrics)
+        publish(result, self.metrics)
         target = self.spec.target
         locks.warn_of_others(target, f"query {call.caller.query!r}", self._tables.target.known_location)
         call.observed.ended(lambda: {"result": result, **self._table(call, done)})
@@ -248,22 +241,22 @@ class Calls:
         return Observed(self._observers, clock, query=query, target=self.spec.label, batch_id=batch_id)
 
     def _table(self, call: BatchCall, done: Done) -> dict[str, Any]:
-        """Place and columns of the target behind a batch. Cost: a look at its log where the batch has added columns."""
-        found = done.target
-        if found is not None and done.adds_columns:
+        """Location and columns of the target after a batch. Cost: its log is read where the batch has added columns."""
+        target = done.target
+        if target is not None and done.adds_columns:
             self._tables.begin(call.session)
-            found = self._tables.target.snapshot() or found
-        return {} if found is None else {"location": found.location, "schema": found.schema}
+            target = self._tables.target.snapshot() or target
+        return {} if target is None else {"location": target.location, "schema": target.schema}
 
     def reading(
         self, batch_df: DataFrame, batch_id: int, began: float, passes: Callable[[Exception], bool] = lambda _: False
     ) -> AbstractContextManager[None]:
-        """What a source does before a call: counted and logged as the call's where it raises what does not pass."""
+        """Counts and logs errors of the source before a call as those of the call, unless they pass."""
         query, metrics = caller(batch_df, self.spec).query, self.metrics
         metrics.prepare(query, self.spec.label)
         clock = PhaseClock(began, current="read")
         observed = self._observed(clock, query=query, batch_id=batch_id)
-        return failures_told(
+        return failures_reported(
             self.spec, metrics, clock, query=query, batch_id=batch_id, observed=observed, passes=passes
         )
 
@@ -273,40 +266,72 @@ class Calls:
         return wants_events_at_hand(self.spec, self._tables, need=need)
 
     def announce(self, batch_df: DataFrame, *, at_most: int) -> None:
-        """Let the sink's series exist before its first event, and tell how many events a first batch can hold."""
+        """Create the sink's metrics before its first event, and set how many events a first batch can hold."""
         who = caller(batch_df, self.spec)
-        (self.metrics).prepare(who.query, self.spec.label)
+        self.metrics.prepare(who.query, self.spec.label)
         self.costs.expect(at_most)
 
     def location_to_be(self, batch_df: DataFrame) -> TableRef:
-        """Where the target lies or is going to, however it is spelled; its whole name where only a catalog knows."""
+        """Location of the target, even if it does not exist yet; its full name where only a catalog knows."""
         self._tables.begin(self._session.of(batch_df))
         return self._tables.target.location_to_be
 
     def may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""
         self._tables.begin(self._session.of(batch_df))
-        return self._failed_late or quarantining.may_hold(batch_df, batch_id, self.spec, self._tables)
+        if self._failed_late:
+            return True
+        app_id = caller(batch_df, self.spec).app_id("target")
+        try:
+            target = self._tables.target.snapshot()
+            return target is not None and is_applied(target.transaction, app_id, batch_id)
+        except ConfigError:
+            return False  # what is there is not a Delta table
+        except Exception:
+            tell(log.warning, "target_unreadable", target=self.spec.label, batch_id=batch_id, exc_info=True)
+            return True
 
     def quarantine_batch(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
-        """Commit all events of a batch to the quarantine table instead of merging them, each once.
+        """Commit all events of a batch to the quarantine table, each once; returns how many were written.
 
-        Returns: how many this call has written.
+        A repeated batch may have more of them, from a stream or settings that were repaired since: these are added. An
+        event that also breaks the contract may be there already, for that reason.
         """
-        spec, session = self.spec, self._session.of(batch_df)
-        counts = quarantining.write(batch_df, batch_id, spec, session, error=error, sleep=self.sleep)
-        query, metrics = caller(batch_df, spec).query, self.metrics
+        spec, query = self.spec, caller(batch_df, self.spec).query
+        counts = quarantine.write_whole(
+            in_session(batch_df, self._session.of(batch_df)),
+            spec.quarantine_table,
+            reason=TARGET_FAILED,
+            error=reason(error),
+            query=query,
+            commit=self._quarantine_commit(batch_df, batch_id),
+        )
         for why, count in counts.items():
-            metrics.set_aside(query, spec.label, why, count)
+            self.metrics.set_aside(query, spec.label, why, count)
         return sum(counts.values())
 
     def is_quarantined(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether `quarantine_batch` has committed this batch before: then it must not be merged any more."""
-        return quarantining.is_written(batch_df, batch_id, self.spec, self._session.of(batch_df), self.sleep)
+        session, commit = self._session.of(batch_df), self._quarantine_commit(batch_df, batch_id)
+        return quarantine.is_written(session, self.spec.quarantine_table, commit)
+
+    def _quarantine_commit(self, batch_df: DataFrame, batch_id: int) -> SideCommit:
+        """The commit of a failed batch to the quarantine table.
+
+        It has the target's name: a target that failed may have no readable id, and sinks may share a quarantine table.
+        """
+        who = caller(batch_df, self.spec)
+        return SideCommit(
+            app_id=who.app_id("quarantine-broken", about=self.spec.target.plain),
+            batch_id=batch_id,
+            run=lambda attempt: retry.run(attempt, self.spec.retry, sleep=self.sleep),
+            fingerprint=fingerprint(who, batch_id, self._session.of(batch_df)),
+            user=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
+        )
 
 
 STALENESS_CONF = "spark.databricks.delta.stalenessLimit"
-"""Lets reads go without the newest version of a table for a while; 0 unless somebody sets it."""
+"""Allows reads of an older version of a table for a while; 0 by default."""
 
 
 class OwnSession:
@@ -315,7 +340,7 @@ class OwnSession:
     def __init__(self) -> None:
         self._sessions: tuple[SparkSession, SparkSession] | None = None
         self.ignored: dict[str, str | None] = {}
-        """What the batches' own session says of `WHOLE_READS` that the copy does not: their source is read by it."""
+        """Confs of `WHOLE_READS` that the batches' session sets and the copy does not: their source is read by them."""
 
     def of(self, batch_df: DataFrame) -> SparkSession:
         """The copy for this batch; a new one when the batches come from another session."""
@@ -328,20 +353,20 @@ class OwnSession:
             ours.conf.set(TIMESTAMP_CONF, TIMESTAMP_MICROS)
             # A look at the rows must see what a MERGE would: it always takes the newest version (Delta 4.4).
             ours.conf.set(STALENESS_CONF, "0")
-            said = {conf: theirs.conf.get(conf, whole) for conf, whole in WHOLE_READS.items()}
-            self.ignored = {conf: value for conf, value in said.items() if str(value).lower() != WHOLE_READS[conf]}
+            confs = {conf: theirs.conf.get(conf, whole) for conf, whole in WHOLE_READS.items()}
+            self.ignored = {conf: value for conf, value in confs.items() if str(value).lower() != WHOLE_READS[conf]}
             self._sessions = (theirs, ours)
         return self._sessions[1]
 
 
 def note_query(call: BatchCall) -> None:
-    """Tell the checkpoint that the query's batches are given to this sink, also where none had events for it."""
+    """Record in the checkpoint that this sink gets the query's batches, also where none had events for it."""
     if call.delivery is not None:
         call.delivery.note(None)
 
 
 def note_target(call: BatchCall, done: Done) -> None:
-    """Tell the checkpoint that the query has merged into this very table, and the next call what is in its log."""
+    """Record in the checkpoint that the query has merged into this very table, and its commits for the next call."""
     if done.target is not None:
         tokens = call.tags.tokens
         call.last_commit.note(done.target, done.versions, call.delivery, batch_id=call.batch_id, tokens=tokens)

@@ -1,4 +1,4 @@
-"""Where the seconds of a call go: every moment belongs to exactly one phase."""
+"""Wall time of a call by phase: every moment belongs to exactly one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def now_micros() -> int:
 class PhaseClock:
     """Charges wall time to the innermost phase; what no phase claims is `other`.
 
-    Args:
-        began: `time.perf_counter()` when the source began to read the batch; from then to now is the phase `read`.
-        current: the phase that begins now.
+    `began`: `time.perf_counter()` when the source began to read the batch; from then to now is the phase `read`.
     """
 
     def __init__(self, began: float | None = None, *, current: Phase = "other") -> None:
@@ -35,7 +33,6 @@ class PhaseClock:
             self._charge("read", began, self._since)
         self._epoch_ns = time.time_ns() - int(time.perf_counter() * 1e9)
         self.began_ns = self._ns(self._since if began is None else began)
-        """Nanoseconds since the epoch."""
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
@@ -79,13 +76,7 @@ log = logging.getLogger(__name__)
 
 
 class Observed:
-    """Tells observers how a batch goes.
-
-    Args:
-        observers: whom.
-        clock: of the batch.
-        label: `query`, `target` and `batch_id`.
-    """
+    """Notifies observers of the start and the end of a batch."""
 
     def __init__(self, observers: Sequence[Observer], clock: PhaseClock, **label: Any) -> None:
         self._observers = observers
@@ -94,17 +85,13 @@ class Observed:
         self._batch = MicroBatch(**label, began_ns=clock.began_ns)
 
     def started(self, location: str | None = None) -> None:
-        """The batch is about to be merged into the table there."""
+        """Notify observers that the batch is about to be merged into the table there."""
         self._has_started = True
         self._batch = replace(self._batch, location=location)
         self._each("started", lambda: self._batch)
 
     def ended(self, facts: Callable[[], dict[str, Any]]) -> None:
-        """The batch has ended.
-
-        Args:
-            facts: fields of `MicroBatch`; not asked for without observers.
-        """
+        """Notify observers of the end; `facts` are fields of `MicroBatch`, not computed without observers."""
         if not self._has_started:  # its source could not read it
             self.started()
         self._each("ended", lambda: replace(self._batch, phases=self._clock.intervals(), **facts()))

@@ -1,4 +1,4 @@
-"""How a batch gets into the target: one commit, tried again where another writer was faster, and checked after it."""
+"""Commits a batch to the target: again where another writer was faster, and re-checked after it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from stream_merge.engines.base import Choice, CommitTag, MergeReport
 from stream_merge.engines.spark.commit import SparkCommits, add_filled, record
 from stream_merge.errors import MergeFailedError
 from stream_merge.merge import commit_outcome
-from stream_merge.merge.call import BatchCall
+from stream_merge.merge.call import BatchCall, Merged
 from stream_merge.merge.ledger import landed_as
 from stream_merge.merge.plan import Plan, on_spark, replan, with_tombstones
-from stream_merge.merge.states import Merged
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Tidied
@@ -34,10 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def commit(call: BatchCall, plan: Plan) -> tuple[Plan, Merged]:
-    """Merge what no tombstone refuses, in one commit; each attempt reads tombstones and table afresh.
-
-    Returns: the plan that was executed at last; what it did.
-    """
+    """Merge what no tombstone refuses, in one commit; each attempt reads tombstones and table afresh."""
 
     def attempt(number: int) -> tuple[Plan, Merged]:
         call.retrying.count_merge(number)
@@ -46,7 +42,7 @@ def commit(call: BatchCall, plan: Plan) -> tuple[Plan, Merged]:
         current, hits = judge(call, current)
         if hits is not None and current.events == hits.refused:
             # After a lost attempt the winner may have been a twin of this call that knew of no refusal.
-            return current, _of(MergeReport(already_applied=number > 1 and _is_recorded(call)), hits)
+            return current, _as_merged(MergeReport(already_applied=number > 1 and _is_recorded(call)), hits)
         with call.clock.phase("merge"):
             return _merged(call, current, hits)
 
@@ -60,13 +56,13 @@ def commit(call: BatchCall, plan: Plan) -> tuple[Plan, Merged]:
 
 
 def judge(call: BatchCall, plan: Plan) -> tuple[Plan, Hits | None]:
-    """The tombstones that concern the batch; None where deletes are not remembered."""
+    """The tombstones of the batch's keys; None where tombstones are off."""
     with call.clock.phase("tombstones"):
         return with_tombstones(call, plan, lambda tombstones: tombstones.hits())
 
 
 def _merged(call: BatchCall, plan: Plan, hits: Hits | None) -> tuple[Plan, Merged]:
-    """One attempt. What it took counts for choices to come; where the driver failed, Spark tries once."""
+    """One attempt; its time is learnt. Where the driver failed, Spark tries once."""
     tag = _tag(call, plan, "target", hits)
     started = time.perf_counter()
     try:
@@ -86,10 +82,10 @@ def _merged(call: BatchCall, plan: Plan, hits: Hits | None) -> tuple[Plan, Merge
             if plan.execution.in_driver:
                 _refresh_cached(call)
             choose.learn(call.costs, plan.job, plan.execution, time.perf_counter() - started)
-    return plan, _of(report, hits, plan.choice)
+    return plan, _as_merged(report, hits, plan.choice)
 
 
-def _of(report: MergeReport, hits: Hits | None, choice: Choice | None = None) -> Merged:
+def _as_merged(report: MergeReport, hits: Hits | None, choice: Choice | None = None) -> Merged:
     return Merged(report=report, choice=choice, hits=hits, refused=0 if hits is None else hits.refused)
 
 
@@ -99,13 +95,13 @@ def _outcome(call: BatchCall, plan: Plan, err: Exception, tag: CommitTag, *, is_
 
 
 def _tag(call: BatchCall, plan: Plan, role: names.Role, hits: Hits | None = None) -> CommitTag:
-    """What a commit of the target carries."""
+    """The tag of a commit to the target."""
     so_far = _so_far(call, plan.job.batch, hits) if role == "target" else None
     return call.tags.tag(role, engine=plan.choice.engine, plan=str(plan.choice), so_far=so_far)
 
 
 def _so_far(call: BatchCall, batch: Batch, hits: Hits | None) -> dict[str, Any]:
-    """What the commit cannot say by the metrics of its merge: `stream-merge report` reads it from the history."""
+    """Facts of the batch before its commit, which `stream-merge report` reads from the history."""
     undecodable = call.intake.undecodable_events
     events = {
         "received": batch.received + undecodable,
@@ -119,7 +115,7 @@ def _so_far(call: BatchCall, batch: Batch, hits: Hits | None) -> dict[str, Any]:
 
 
 def _refresh_cached(call: BatchCall) -> None:
-    """What a user has cached of the target is read again, as after Delta's MERGE; the commit stands without it."""
+    """Refresh what a user has cached of the target, as Delta's MERGE does; the commit stands without it."""
     try:
         spark_table.refresh_cached(call.session, call.spec.target)
     except Exception as err:
@@ -127,7 +123,7 @@ def _refresh_cached(call: BatchCall) -> None:
 
 
 def keep_ledger(call: BatchCall, batch: Batch, merged: Merged) -> None:
-    """From here on the events of a call that fails are counted: its commit is in the target."""
+    """Count the events of a call that fails from now on: its commit is in the target."""
     undecodable = call.intake.undecodable_events
     ledger = partial(landed_as, refused=merged.refused, repaired=merged.repaired, undecodable=undecodable)
     call.retrying.has_landed(partial(ledger, batch, merged.report))
@@ -142,11 +138,11 @@ def recheck(call: BatchCall, plan: Plan, merged: Merged) -> tuple[Plan, Merged]:
             return None
         return tombstones.late_hits(merged.hits)
 
-    plan, found = with_tombstones(call, plan, late)
-    if found is not None and found.refused:
-        merged = _repaired(call, plan, found, merged)
-    if found is not None and merged.report.already_applied:
-        merged = replace(merged, hits=found)
+    plan, hits = with_tombstones(call, plan, late)
+    if hits is not None and hits.refused:
+        merged = _repaired(call, plan, hits, merged)
+    if hits is not None and merged.report.already_applied:
+        merged = replace(merged, hits=hits)
     return plan, merged
 
 
@@ -173,10 +169,10 @@ def _repaired(call: BatchCall, plan: Plan, late: Hits, merged: Merged) -> Merged
 
 
 def _counted_as(call: BatchCall, plan: Plan, late: Hits, version: int) -> Mapping[str, int]:
-    """What the events that these tombstones refuse had been counted as by a merge; empty where it cannot be read.
+    """The fates that a merge gave the events that these tombstones refuse; empty where the feed cannot be read.
 
-    Merge and repair are committed: a feed that cannot be read is no reason to fail. The ledger then takes repaired
-    events from the unaffected first.
+    Merge and repair are committed, so that is no reason to fail. The ledger then takes repaired events from the
+    unaffected first.
     """
     try:
         counted: Mapping[str, int] = plan.execution.merger.counted_as(late, version)
@@ -205,8 +201,8 @@ def forget(call: BatchCall, plan: Plan, merged: Merged, *, table_id: str) -> Pla
     return plan
 
 
-def tidy_of(call: BatchCall, plan: Plan) -> Callable[[], Tidied] | None:
-    """What the engine does about the files that its merges leave; None where they leave none."""
+def tidying(call: BatchCall, plan: Plan) -> Callable[[], Tidied] | None:
+    """The engine's compaction of the files that its merges leave; None where they leave none."""
     tidy = plan.execution.tidy
     if tidy is None:
         return None
@@ -222,29 +218,18 @@ def tidy_of(call: BatchCall, plan: Plan) -> Callable[[], Tidied] | None:
 
 
 def _is_recorded(call: BatchCall) -> bool:
-    found = call.tables.target.snapshot()
-    return found is not None and call.tags.is_recorded(found)
+    target = call.tables.target.snapshot()
+    return target is not None and call.tags.is_recorded(target)
 
 
 def record_first(call: BatchCall, *, since: int) -> int | None:
-    """Commit a batch's transaction id alone; Delta's version, or None where a twin of this call was faster.
-
-    Args:
-        call: the sink's.
-        since: version of the target before.
-    """
+    """Commit a batch's transaction id alone; Delta's version, or None where a twin of this call was faster."""
     tag = call.tags.tag("target", engine="spark", plan="no row changed; the query's first batch at this table")
     return _committed(call, tag, partial(record, call.session, call.spec.target, tag), since=since).version
 
 
 def fill_columns(call: BatchCall, values: Mapping[str, Column], *, since: int) -> MergeReport:
-    """Add columns to the target with a value in each of its rows, in one commit.
-
-    Args:
-        call: the sink's.
-        values: column -> value, typed.
-        since: version of the target before.
-    """
+    """Add columns to the target with a value in each of its rows, in one commit."""
     spec = call.spec
     within = None if spec.target_filter is None else target_filter.inside(spec.target_filter)
     tag = call.tags.tag("column-default", engine="spark", plan=f"defaults of {sorted(values)!r}")

@@ -1,4 +1,4 @@
-"""Whether a commit landed when nobody said so: asked of a freshly loaded table, never guessed."""
+"""Whether a commit landed when nobody said so: checked in a freshly loaded table, never guessed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,14 @@ from stream_merge.tables import retry
 
 
 def landed(commits: Commits, tag: CommitTag, *, since: int) -> MergeReport | None:
-    """What is known of a commit with this tag.
+    """What a commit with this tag did, by its token in the history; None when it did not land.
 
-    Args:
-        commits: where to look.
-        tag: what the commit carries.
-        since: version of the table before the first attempt.
-
-    Returns:
-        The report of the very commit, with the metrics in its history, when its token is found;
-        a report with `already_applied` when only the transaction id shows the batch (a twin of this
-        call committed it); None when it did not land.
+    `already_applied` when only the transaction id shows the batch: a twin of this call committed it.
     """
-    found = commits.find()
-    if found is None:
+    target = commits.find()
+    if target is None:
         return None
-    for commit in commits.history(newer_than=since, up_to=found.version):
+    for commit in commits.history(newer_than=since, up_to=target.version):
         if commit.user_metadata is not None and tag.token in commit.user_metadata:
             return MergeReport(
                 inserted=commit.metrics.get("numTargetRowsInserted", 0),
@@ -34,7 +26,7 @@ def landed(commits: Commits, tag: CommitTag, *, since: int) -> MergeReport | Non
                 version=commit.version,
                 metrics=commit.metrics,
             )
-    if is_applied(found.transaction, tag.app_id, tag.batch_id):
+    if is_applied(target.transaction, tag.app_id, tag.batch_id):
         return MergeReport(already_applied=True)
     return None
 
@@ -45,29 +37,16 @@ _REPAIR = "the batch is committed; run it again to remove rows that later delete
 def decide(
     error: Exception, commits: Commits, target: str, tag: CommitTag, *, since: int, is_repair: bool = False
 ) -> MergeReport:
-    """Turn the error of an attempt into what really happened.
+    """The report of an attempt that raised although its commit landed; otherwise the error that is true.
 
-    Args:
-        error: what the attempt raised.
-        commits: where to look for its commit.
-        target: as the sink was told.
-        tag: what the commit carries.
-        since: version of the table before the first attempt.
-        is_repair: whether it was to undo rows of a batch that is committed.
-
-    Returns: the report of the attempt when its commit landed although it failed.
-
-    Raises:
-        CommitConflictError: it lost; nothing was written and another attempt may win.
-        CommitStateUnknownError: the table cannot be read to find out; never try blindly.
-        MergeFailedError: it failed and did not land.
-        StreamMergeError: the engine itself knows what happened, and raised it.
+    `CommitConflictError`: it lost, nothing was written. `CommitStateUnknownError`: the table cannot be read; never
+    retry blindly. `MergeFailedError`: it failed and did not land. Any other `StreamMergeError` is raised as it is.
     """
     if isinstance(error, StreamMergeError):
         raise error
     remedy = {"remedy": _REPAIR} if is_repair else {}
     lost = retry.conflict(error, target=target, batch_id=tag.batch_id, **remedy)
-    if lost is not None and retry.VERDICTS[lost.conflict] is retry.Verdict.RETRY:
+    if lost is not None and retry.CONFLICT_KINDS[lost.conflict] is retry.ConflictKind.RETRY:
         raise lost from error
     try:
         report = landed(commits, tag, since=since)

@@ -1,4 +1,4 @@
-"""How the commits of one batch are marked, so that each is known again."""
+"""Tags of the commits of one batch, by which each is recognised."""
 
 from __future__ import annotations
 
@@ -19,48 +19,39 @@ from stream_merge.tables.side.side_table import Judge, Runner, SideCommit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitTags:
-    """Of the target's commits and of those to the tables beside it."""
+    """Makes the tags of one batch's commits: to the target and to the side tables."""
 
     caller: Caller
     batch_id: int
     target: TableRef
-    """As the sink was told."""
     run: Runner
-    """Runs an attempt of a side commit."""
     judge: Judge | None
-    """How a stream tells its batch from one that a side table has recorded; None outside of one."""
+    """None outside of a stream."""
     recorded: Mapping[str, Any]
-    """What each of the target's commits records of the batch beside what the sink does itself."""
+    """Facts of the batch that each of the target's commits records."""
     accounted: Mapping[str, Any]
-    """What the one commit records that merges the batch: a second one would account for the same events twice."""
+    """Facts that only the commit records that merges the batch: a second one would account for its events twice."""
     user_metadata: str | None
     """The user's own value of `userMetadata`, kept beside the sink's."""
     tokens: list[str] = field(default_factory=list)
-    """Of all tags so far."""
+    """Tokens of all tags so far."""
 
-    def is_recorded(self, found: TableSnapshot) -> bool:
+    def is_recorded(self, target: TableSnapshot) -> bool:
         """Whether the target's transaction id shows the batch."""
-        return is_applied(found.transaction, self.caller.app_id("target"), self.batch_id)
+        return is_applied(target.transaction, self.caller.app_id("target"), self.batch_id)
 
-    def recorded_id(self, found: TableSnapshot) -> int | None:
-        """Of the newest batch that the target's transaction id shows."""
+    def recorded_id(self, target: TableSnapshot) -> int | None:
+        """Newest batch id that the target's transaction id shows."""
         app_id = self.caller.app_id("target")
-        return None if app_id is None else found.transaction(app_id)
+        return None if app_id is None else target.transaction(app_id)
 
-    def is_first(self, found: TableSnapshot) -> bool:
-        """Whether the batch is a streaming query's and the target has no transaction id of the query yet."""
+    def is_first(self, target: TableSnapshot) -> bool:
+        """Whether the batch is a streaming query's, and the target has no transaction id of the query yet."""
         is_named = self.caller.app_id("target") is not None
-        return self.caller.checkpoint is not None and is_named and self.recorded_id(found) is None
+        return self.caller.checkpoint is not None and is_named and self.recorded_id(target) is None
 
     def tag(self, role: names.Role, *, engine: str, plan: str, so_far: Mapping[str, Any] | None = None) -> CommitTag:
-        """What a commit of the target carries; with a token that no other attempt has.
-
-        Args:
-            role: what the commit is for.
-            engine: who makes it.
-            plan: why this engine.
-            so_far: what else is known of the batch before it, for the table's history.
-        """
+        """The tag of a commit to the target, with a token that no other attempt has; `so_far` goes into the history."""
         token = uuid.uuid4().hex
         self.tokens.append(token)
         ours = {
@@ -78,11 +69,11 @@ class CommitTags:
         return CommitTag(app_id=self.caller.app_id(role), batch_id=self.batch_id, user_metadata=metadata, token=token)
 
     def beside(self, role: names.Role, *, table_id: str) -> SideCommit:
-        """How a table beside the target with that id is written."""
+        """The commit to a side table of the target with that id."""
         return self._side(self.caller.app_id(role, about=table_id))
 
     def undecodable(self) -> SideCommit:
-        """How what never became an event is written, for which no target has to exist."""
+        """The commit of undecodable records, for which no target has to exist."""
         return self._side(quarantine.undecodable_id(self.caller, self.target))
 
     def _side(self, app_id: str | None) -> SideCommit:

@@ -1,4 +1,4 @@
-"""Which fate each event of a batch had: the sum is exact for every batch."""
+"""The fate of each event of a batch: the sum is exact."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SURPLUS = "the target holds keys twice, or Spark ran a stage of the merge again
 
 
 def all_reasons(batch: Batch | None, undecodable: int) -> Counter[str]:
-    """Quarantined events by reason, those included that are not in the batch."""
+    """Quarantined events by reason, undecodable ones included."""
     reasons = Counter({} if batch is None else batch.reasons)
     if undecodable:
         reasons[UNDECODABLE] += undecodable
@@ -26,17 +26,17 @@ def all_reasons(batch: Batch | None, undecodable: int) -> Counter[str]:
 
 
 def _by_events(report: MergeReport) -> tuple[int, int]:
-    """Rows that events have updated and deleted: those without an event of their key are no event's fate."""
+    """Rows that events have updated and deleted: without those that have no event."""
     missing = (report.metrics.get(f"numTargetRowsNotMatchedBySource{what}", 0) for what in ("Updated", "Deleted"))
     updated, deleted = missing
     return report.updated - updated, report.deleted - deleted
 
 
 def _within(merged: int, report: MergeReport) -> tuple[int, int, int]:
-    """Events that have inserted, updated and deleted a row, where the merge tells of more rows than it had events.
+    """Events that inserted, updated and deleted a row, where the merge counted more rows than it had events.
 
-    Rows of a key that the target holds twice were updated or deleted; Spark's accumulators count any of them again
-    with a stage that is run again.
+    It counts the rows of a key that the target holds twice, and Spark's accumulators count again with a stage that runs
+    again.
     """
     inserted, updated, deleted = report.inserted, *_by_events(report)
     surplus = inserted + updated + deleted - merged
@@ -51,7 +51,7 @@ def _within(merged: int, report: MergeReport) -> tuple[int, int, int]:
 def landed_as(
     batch: Batch, report: MergeReport, *, refused: int, repaired: Mapping[str, int], undecodable: int
 ) -> Ledger:
-    """What has become of a batch's events, if nothing more happens to them behind the commit."""
+    """The fates of a batch's events, if nothing more happens to them after the commit."""
     events = settle(batch, report, refused=refused, repaired=repaired, undecodable=undecodable)
     return events, {} if report.already_applied else dict(all_reasons(batch, undecodable))
 
@@ -64,14 +64,10 @@ def settle(
     repaired: Mapping[str, int],
     undecodable: int,
 ) -> EventCounts:
-    """Put the counts of the evaluation, the tombstones, the merge and the re-check together.
+    """The fates of a batch's events, from the evaluation, the tombstones, the merge and the re-check.
 
-    Args:
-        batch: the evaluated batch; None when a duplicate needed no evaluation, or no event could be read.
-        report: what the merge did; None when none was needed.
-        refused: events that a tombstone refused before the merge.
-        repaired: rows that the re-check removed, in `total` and by what they had been counted as.
-        undecodable: events that are in quarantine and not in the batch.
+    `batch` is None when a duplicate was not evaluated or no event could be decoded; `report` is None when no merge was
+    needed; `repaired` has the rows that the re-check removed, in `total` and by their first fate.
     """
     if report is None or report.already_applied:
         return EventCounts()

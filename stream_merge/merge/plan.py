@@ -11,10 +11,8 @@ from pyspark.sql import DataFrame
 
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, Execution, MergeJob
-from stream_merge.engines.choose import job_of
 from stream_merge.errors import MergeFailedError, StreamMergeError
-from stream_merge.merge.call import BatchCall
-from stream_merge.merge.states import Ready
+from stream_merge.merge.call import BatchCall, Ready
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import expect_not_replaced
 from stream_merge.spark.errors import reason
@@ -34,33 +32,34 @@ class Plan:
     job: MergeJob
     execution: Execution
     source: DataFrame
-    """What the events came from, with the source's columns."""
+    """Frame that the events came from, with the source's columns."""
 
     @property
     def choice(self) -> Choice:
-        """The engine, and why it is this one."""
+        """The engine, and why."""
         return self.execution.choice
 
     @property
     def events(self) -> int:
-        """How many the batch has after dedup."""
+        """Events after dedup."""
         return self.job.batch.upserts + self.job.batch.deletes
 
 
 def choose_plan(call: BatchCall, ready: Ready) -> Plan:
-    """Pick the engine for a batch that has events to merge, and bring them to where it works."""
+    """Choose the engine for a batch that has events to merge, and start it."""
     with call.clock.phase("plan"):
-        job = job_of(
-            call.session,
-            call.spec,
-            call.tables,
-            call.costs,
+        job = MergeJob(
+            session=call.session,
+            spec=call.spec,
+            tables=call.tables,
+            costs=call.costs,
             layout=ready.layout,
             batch=ready.batch,
             target=ready.target,
             now_micros=call.now_micros,
             inside_at=ready.inside_at,
         )
+        job = choose.measured(job)
         preference = choose.prefer(job)
     with call.clock.phase("prepare"):
         return _started(call, job, choose.start(job, preference), ready.source)
@@ -72,59 +71,55 @@ def _started(call: BatchCall, job: MergeJob, execution: Execution, source: DataF
 
 
 def replan(call: BatchCall, plan: Plan, *, is_retry: bool) -> Plan:
-    """The same plan, or one for the table as it is now where another writer has changed its columns meanwhile.
+    """The plan, or a new one where another writer has changed the table's columns meanwhile.
 
-    Delta tells a merge that lost from one whose table had changed before it began only where the number of columns
-    did (4.4): a field that others have added to a struct would be NULL in each row that is updated.
-
-    A column that another writer has added with another type meanwhile would be cast into, without a word.
+    Delta tells a merge that lost from one whose table had changed before it began only where the number of columns did
+    (4.4): a field that others have added to a struct would be NULL in each row that is updated, and a column added with
+    another type would be cast into silently.
 
     Cost: the table's log is read at each attempt but the first; and at that one where Spark merges, a column is nested,
     or the schema is about to change.
-
-    Raises:
-        ConfigError: the events do not fit the table any more, or it is another one now.
     """
     spec, job = call.spec, plan.job
     if not is_retry and job.layout.is_indifferent_to_columns and plan.execution.in_driver:
         return plan  # the driver checks for itself whether the table is the same
-    found = call.tables.target.snapshot()
-    if found is None:
+    target = call.tables.target.snapshot()
+    if target is None:
         return plan
-    expect_not_replaced(job.target.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
-    if found.has_columns_of(job.target):
+    expect_not_replaced(job.target.table_id, target.table_id, target=spec.target, batch_id=call.batch_id)
+    if target.has_columns_of(job.target):
         return plan
-    layout = call.layouts.plan(plan.source, found)
-    fitness.check_target(call.session, found, spec, layout)
+    layout = call.layouts.plan(plan.source, target)
+    fitness.check_target(call.session, target, spec, layout)
     properties = spark_table.target_properties(spec, layout)
-    prepared = spark_table.prepared(call.session, spec.target, found, layout, properties)
-    if prepared is not found:
-        found = call.tables.target.snapshot() or prepared
-        expect_not_replaced(job.target.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
-    held = {column.name: column.dtype for column in job.layout.stored}
-    grown = [c.name for c in layout.stored if c.lacks_fields and c.dtype != held.get(c.name, c.dtype)]
+    prepared = spark_table.prepared(call.session, spec.target, target, layout, properties)
+    if prepared is not target:
+        target = call.tables.target.snapshot() or prepared
+        expect_not_replaced(job.target.table_id, target.table_id, target=spec.target, batch_id=call.batch_id)
+    before = {column.name: column.dtype for column in job.layout.stored}
+    grown = [c.name for c in layout.stored if c.lacks_fields and c.dtype != before.get(c.name, c.dtype)]
     if grown and not KEEPS_NULL_STRUCTS:
         msg = (
             f"[TARGET_SCHEMA_CHANGED] column(s) {grown!r} of {spec.target!r} got new fields while batch"
             f" {call.batch_id} was merged; nothing was committed, restart the query"
         )
         raise MergeFailedError(msg, target=spec.target, batch_id=call.batch_id)
-    tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=found.version)
+    tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=target.version)
     plan.execution.release()
-    job = replace(job, layout=job.layout.onto(layout), target=found)
+    job = replace(job, layout=job.layout.onto(layout), target=target)
     return _started(call, job, choose.start(job, choose.prefer(job)), plan.source)
 
 
 def on_spark(call: BatchCall, plan: Plan, error: Exception) -> Plan | None:
-    """The same batch left to Spark after the driver failed and committed nothing; None where that is no way out."""
+    """A plan for Spark after the driver failed and committed nothing; None where Spark would not help."""
     other = choose.fall_back(plan.job, plan.execution, error)
     return None if other is None else _started(call, plan.job, other, plan.source)
 
 
 def with_tombstones(call: BatchCall, plan: Plan, action: Callable[[Tombstones[Any]], T]) -> tuple[Plan, T | None]:
-    """Do something with the remembered deletes; where the driver cannot, Spark does it and the rest of the batch.
+    """Run an action on the tombstones; where the driver fails, Spark does it and the rest of the batch.
 
-    Returns: the plan from now on; the result, None where deletes are not remembered.
+    Returns the plan from now on and the result, None where tombstones are off.
     """
     spec, batch_id = call.spec, call.batch_id
     if plan.execution.tombstones is None:
@@ -141,7 +136,7 @@ def with_tombstones(call: BatchCall, plan: Plan, action: Callable[[Tombstones[An
             msg = f"[MERGE_FAILED] tombstones of {spec.target!r} cannot be read or written: {reason(err)}"
             raise MergeFailedError(msg, target=spec.target, batch_id=batch_id) from err
     # The driver checks for itself whether the table is the same; Spark does not.
-    found = call.tables.target.snapshot()
-    if found is not None:
-        expect_not_replaced(plan.job.target.table_id, found.table_id, target=spec.target, batch_id=batch_id)
+    target = call.tables.target.snapshot()
+    if target is not None:
+        expect_not_replaced(plan.job.target.table_id, target.table_id, target=spec.target, batch_id=batch_id)
     return other, None if other.execution.tombstones is None else action(other.execution.tombstones)

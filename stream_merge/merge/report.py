@@ -1,4 +1,4 @@
-"""How a call of a sink is told: as its result, to the metrics and to the log, whether it merged or failed."""
+"""Reports a call of a sink: as its result, as metrics, and in the log."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Protocol
 from stream_merge.engines.base import Choice
 from stream_merge.engines.choose import without_work
 from stream_merge.errors import ConfigError, MergeFailedError, StreamMergeError, located
-from stream_merge.merge.call import BatchCall
+from stream_merge.merge.call import BatchCall, Done
 from stream_merge.merge.clock import Observed, PhaseClock
 from stream_merge.merge.ledger import all_reasons, settle
-from stream_merge.merge.states import Done
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FailedBatch, MergeResult, Outcome
@@ -25,19 +24,19 @@ log = logging.getLogger(__name__)
 
 
 class Named(Protocol):
-    """A sink, by its settings, or several of them."""
+    """A sink's settings, or a router of several sinks."""
 
     @property
     def label(self) -> str:
-        """In metrics and logs."""
+        """Name in metrics and logs."""
 
     @property
     def target(self) -> str | None:
-        """The table; None of several."""
+        """The table; None for several."""
 
 
 @contextmanager
-def failures_told(
+def failures_reported(
     of: Named,
     metrics: MergeMetrics,
     clock: PhaseClock,
@@ -48,21 +47,10 @@ def failures_told(
     landed: Callable[[], bool] = lambda: False,
     passes: Callable[[Exception], bool] = lambda _: False,
 ) -> Iterator[None]:
-    """Count and log what the block raises, and tell observers.
+    """Count and log what the block raises, and notify observers.
 
-    Args:
-        of: whose batch it is.
-        metrics: where to count.
-        clock: of the call.
-        query: label.
-        batch_id: which batch.
-        observed: the batch before its observers.
-        landed: whether the target holds the batch though the block raised.
-        passes: errors that are no failure of a batch: neither counted nor logged.
-
-    Raises:
-        ConfigError: in place of an error of the machine or the store, such as a full disk.
-        MergeFailedError: in place of one of a store that is away for a while; all others as they are.
+    `landed`: whether the target holds the batch although the block raised; `passes`: errors that are not a failure of a
+    batch. A full disk becomes a `ConfigError`, an unavailable store a `MergeFailedError`.
     """
     try:
         yield
@@ -88,7 +76,7 @@ def failures_told(
 
 
 def _raised(err: Exception, what: str, *, target: str | None, batch_id: int) -> Exception:
-    """The error itself, or the sentence for one of the machine or the store."""
+    """The error itself, or one sentence for an error of the machine or the store."""
     refused, away = environment.said(err), environment.away(err)
     problem = refused or away
     if isinstance(err, StreamMergeError) or problem is None:
@@ -98,8 +86,8 @@ def _raised(err: Exception, what: str, *, target: str | None, batch_id: int) -> 
     return kind(msg, target=target, batch_id=batch_id)
 
 
-def result_of(call: BatchCall, done: Done) -> MergeResult:
-    """The ledger and everything else worth knowing."""
+def merge_result(call: BatchCall, done: Done) -> MergeResult:
+    """The result of a call."""
     report, undecodable = done.merged.report, call.intake.undecodable_events
     choice = done.merged.choice or done.choice or without_work(call.spec.engine)
     events = settle(
@@ -145,18 +133,8 @@ def _plan(done: Done, choice: Choice, spec: MergeSpec) -> str:
     return f"{choice}; file skipping by key bounds on {bounded}{within}"
 
 
-def told(result: MergeResult, metrics: MergeMetrics) -> None:
-    """Count and log what a call did."""
+def publish(result: MergeResult, metrics: MergeMetrics) -> None:
+    """Count and log the result of a call."""
     metrics.observe(result)
-    tell(
-        log.info,
-        "micro_batch_merged",
-        target=result.target,
-        query=result.query,
-        batch_id=result.batch_id,
-        outcome=result.outcome,
-        version=result.version,
-        events=result.events,
-        seconds=result.seconds,
-        attempts=result.attempts,
-    )
+    shown = ("target", "query", "batch_id", "outcome", "version", "events", "seconds", "attempts")
+    tell(log.info, "micro_batch_merged", **{name: getattr(result, name) for name in shown})

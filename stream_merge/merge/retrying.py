@@ -1,9 +1,10 @@
-"""The attempts of one batch: tried again when another writer was faster, waited for, and counted."""
+"""The attempts of one batch: repeated when another writer was faster, and counted."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from stream_merge.errors import CommitConflictError
@@ -15,72 +16,54 @@ from stream_merge.tables import retry
 
 T = TypeVar("T")
 Ledger = tuple[EventCounts, Mapping[str, int]]
-"""The fates of a batch's events, and why some were quarantined."""
+"""Fates of a batch's events, and quarantined events by reason."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Retrying:
-    """Of the merge and of the commits beside it.
+    """The attempts of one batch: of the merge and of the commits to side tables."""
 
-    Args:
-        policy: how often, and how long.
-        clock: waiting is its `backoff`.
-        metrics: count attempts, conflicts and seconds of waiting.
-        query: label.
-        target: label.
-        sleep: waits so many seconds.
-    """
-
-    def __init__(
-        self,
-        policy: RetryPolicy,
-        *,
-        clock: PhaseClock,
-        metrics: MergeMetrics,
-        query: str,
-        target: str,
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._policy = policy
-        self._clock = clock
-        self._metrics = metrics
-        self._query = query
-        self._target = target
-        self._sleep = sleep
-        self.merges = 0
-        """Retrying of the merge."""
-        self.conflicts: Counter[str] = Counter()
-        """Lost commits by Delta's class."""
-        self.landed = False
-        """Whether the target is known to hold what the call had to merge; False also where nobody knows yet."""
-        self._ledger: Callable[[], Ledger] | None = None
+    policy: RetryPolicy
+    clock: PhaseClock
+    metrics: MergeMetrics
+    query: str
+    target: str
+    sleep: Callable[[float], None]
+    merges: int = 0
+    """Attempts of the merge."""
+    conflicts: Counter[str] = field(default_factory=Counter)
+    """Lost commits by Delta's class."""
+    landed: bool = False
+    """Whether the target is known to hold what the call had to merge; False also where nobody knows yet."""
+    _ledger: Callable[[], Ledger] | None = None
 
     def has_landed(self, ledger: Callable[[], Ledger]) -> None:
-        """The target holds what the call had to merge; what became of the events is asked where the call fails."""
+        """Record that the target holds what the call had to merge; the ledger is computed if the call fails later."""
         self.landed, self._ledger = True, ledger
 
     def count_landed(self) -> None:
-        """Count the events of a batch whose call fails behind its commit: delivered again, it counts as applied."""
+        """Count the events of a batch whose call fails after its commit: delivered again, it counts as applied."""
         if self._ledger is not None:
-            self._metrics.observe_events(self._query, self._target, *self._ledger())
+            self.metrics.observe_events(self.query, self.target, *self._ledger())
 
     def run(self, attempt: Callable[[int], T]) -> T:
         """Run an attempt, which gets its number, until it wins or the policy is exhausted."""
         try:
-            return retry.run(attempt, self._policy, sleep=self._wait, on_conflict=self._lost)
+            return retry.run(attempt, self.policy, sleep=self._wait, on_conflict=self._lost)
         except CommitConflictError:
-            self._metrics.exhausted(self._query, self._target)
+            self.metrics.exhausted(self.query, self.target)
             raise
 
     def count_merge(self, number: int) -> None:
         """Count an attempt of the merge."""
         self.merges = number
-        self._metrics.attempt(self._query, self._target)
+        self.metrics.attempt(self.query, self.target)
 
     def _lost(self, error: CommitConflictError) -> None:
         self.conflicts[error.conflict] += 1
-        self._metrics.conflict(self._query, self._target, error.conflict)
+        self.metrics.conflict(self.query, self.target, error.conflict)
 
     def _wait(self, seconds: float) -> None:
-        with self._clock.phase("backoff"):
-            self._sleep(seconds)
-        self._metrics.backoff(self._query, self._target, seconds)
+        with self.clock.phase("backoff"):
+            self.sleep(seconds)
+        self.metrics.backoff(self.query, self.target, seconds)

@@ -1,4 +1,4 @@
-"""That no two sinks of this process work under one identity on one table, nor beside one that is to be alone there."""
+"""Excludes two sinks of this process under one identity on one table, or beside a single writer."""
 
 from __future__ import annotations
 
@@ -23,79 +23,68 @@ class Part:
     """Events that a user's function gives to a sink."""
 
     run_id: str
-    """Of the query's start."""
     batch_id: int
     events: int
-    """What tells the frame from another one (`DataFrame.semanticHash`): a call that is tried again has the same."""
+    """Identity of the frame (`DataFrame.semanticHash`): a retried call has the same."""
 
     def is_of_one_batch(self, other: Part | None) -> bool:
         """Whether these are other events of the same batch."""
         return other is not None and (other.run_id, other.batch_id) == (self.run_id, self.batch_id) and other != self
 
 
-def part_of(batch_df: DataFrame, who: Caller, batch_id: int, calls: Calls) -> Part | None:
-    """What a call is given; None where a query or a job gives it the whole batch, or nobody can tell."""
+def batch_part(batch_df: DataFrame, who: Caller, batch_id: int, calls: Calls) -> Part | None:
+    """The part of a batch that a call gets; None where it gets the complete batch, or nobody can tell."""
     if calls != "some" or who.run_id is None:
         return None
     return Part(run_id=who.run_id, batch_id=batch_id, events=batch_df.semanticHash())
 
 
 class _Claims:
-    """Identities and tables at work in this process. Process-wide: sinks can only collide if they see each other."""
+    """Identities and tables at work in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owners: dict[tuple[str, str], int] = {}
         self._merged: dict[tuple[str, str], Part] = {}
-        """What a call has merged last, by identity and location."""
+        """Last merged part, by identity and location."""
         self._writers: Counter[tuple[str, bool]] = Counter()
-        """Calls by location, and whether their sink was promised to be alone."""
+        """Calls by location, and whether their sink has `single_writer`."""
 
     @contextmanager
     def held(
         self, owner: object, identity: str | None, spec: MergeSpec, location: str, *, part: Part | None = None
     ) -> Iterator[None]:
-        """Hold (identity, table) for one call; the table by its name, too, since it may not be anywhere yet.
+        """Register (identity, table) for one call; the table by its name, too, since it may not exist yet.
 
-        Args:
-            owner: the sink object.
-            identity: what its batch ids belong to.
-            spec: what it was told.
-            location: of the target.
-            part: what of which batch it is given; None where nobody can give a batch in parts.
-
-        Raises:
-            ConfigError: another call holds it, of this sink object or of another one; or another part of the batch was
-                merged, as which this one would be skipped; or one works on a table on an object store that either was
-                promised to be alone on.
+        Raises `ConfigError` where another call has it, another part of the batch was merged under this id, or either
+        call was promised to be the single writer of a table on an object store.
         """
         target, location = spec.target.plain, TableRef(location).canonical
         wanted = set() if identity is None else {(identity, target), (identity, location)}
         writer = (location, spec.single_writer and local_path(location) is None)
         with self._lock:
+            msg = None
             if any(self._owners.get(claim) == id(owner) for claim in wanted):
                 msg = (
                     f"[SINK_ALREADY_RUNNING] this sink is already merging into {target!r}; pass it all events of a"
                     " batch in one call, and one batch after the other"
                 )
-                raise ConfigError(msg, target=target)
-            if any(claim in self._owners for claim in wanted):
+            elif any(claim in self._owners for claim in wanted):
                 msg = (
                     f"[DUPLICATE_IDENTITY] another sink is merging into {target!r} under the same identity"
                     f" {identity!r}; give each sink of a query its own name="
                 )
-                raise ConfigError(msg, target=target)
-            if part is not None and any(part.is_of_one_batch(self._merged.get(claim)) for claim in wanted):
+            elif part is not None and any(part.is_of_one_batch(self._merged.get(claim)) for claim in wanted):
                 msg = (
                     f"[DUPLICATE_IDENTITY] a sink has already merged other events of batch {part.batch_id} into"
                     f" {target!r}; pass one sink all events of a batch, or give each sink its own name="
                 )
-                raise ConfigError(msg, target=target)
-            if self._writers[location, True] or (writer[1] and self._writers[location, False]):
+            elif self._writers[location, True] or (writer[1] and self._writers[location, False]):
                 msg = (
                     f"[NOT_SINGLE_WRITER] two sinks are merging into {target!r} at the same time, and one has"
                     " single_writer=True; remove it from both, or write to the table with one sink"
                 )
+            if msg is not None:
                 raise ConfigError(msg, target=target)
             self._owners.update(dict.fromkeys(wanted, id(owner)))
             self._writers[writer] += 1

@@ -1,7 +1,7 @@
-"""The steps of one call, in the order that makes a crash at any point harmless: each from value to value.
+"""The steps of one call, in the order that makes a crash at any point harmless.
 
-Order of writes: quarantine, defaults of new columns, remembered deletes, target, re-check, forgotten tombstones. Every
-one of them is idempotent, and a target that is found committed does not skip those after it.
+Order of writes: quarantine, defaults of new columns, tombstones, target, re-check, forgotten tombstones. Each of them
+is idempotent, and a target that is committed already does not skip those after it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.engines.spark.whole import Beside
 from stream_merge.errors import MergeFailedError
 from stream_merge.merge import commit, validation
-from stream_merge.merge.call import BatchCall
+from stream_merge.merge.call import Applied, BatchCall, Done, Merged, Prepared, Ready
 from stream_merge.merge.plan import Plan, choose_plan, with_tombstones
-from stream_merge.merge.states import Applied, Done, Merged, Prepared, Ready
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import TableSnapshot, expect_not_replaced, is_on
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
@@ -43,45 +42,41 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
     """Check everything that can be checked before the first event is read; nothing is written."""
     spec, session = call.spec, call.session
     with call.clock.phase("plan"):
-        found = call.tables.target.snapshot()
-        call.last_commit.expect(session, found, call.delivery)
-        applied = _is_applied(call, found)
-        if applied and found is not None:
-            call.retrying.landed = True
-        layout = call.layouts.plan(source, found)
-        fitness.check_target(session, found, spec, layout)
+        target = call.tables.target.snapshot()
+        call.last_commit.expect(session, target, call.delivery)
+        applied = target if _is_applied(call, target) else None
+        call.retrying.landed |= applied is not None
+        layout = call.layouts.plan(source, target)
+        fitness.check_target(session, target, spec, layout)
         check_quarantine(call)
-        if found is not None:
-            location.expect_here(session, spec, call.tables, found)
-        if call.is_first and spec.tombstones and found is not None:
-            # Before the first write: whether the remembered deletes are in a format that this version reads.
-            own_log(found.table_id, call.tables.tombstones.snapshot())
-    if applied and found is not None:
-        return Applied(layout=layout, target=found)
-    return Prepared(layout=layout, target=found)
+        if target is not None:
+            location.expect_here(session, spec, call.tables, target)
+            if call.is_first and spec.tombstones:
+                own_log(target.table_id, call.tables.tombstones.snapshot())  # refuses a format of another version
+    return Prepared(layout=layout, target=target) if applied is None else Applied(layout=layout, target=applied)
 
 
 def check_quarantine(call: BatchCall) -> None:
-    """Before the first write: whether the quarantine can take what it may have to."""
+    """Check before the first write that the quarantine table can take rows."""
     if call.is_first and call.spec.on_invalid == "quarantine":
         quarantine.check(call.session, call.spec.quarantine_table)
 
 
-def _is_applied(call: BatchCall, found: TableSnapshot | None) -> bool:
+def _is_applied(call: BatchCall, target: TableSnapshot | None) -> bool:
     if call.delivery is not None:
-        return call.delivery.is_applied(found, call.batch_id, call.history)
-    if found is not None and call.spec.is_whole:
-        validation.expect_newest(found, call.spec, app_id=call.caller.app_id("target"), batch_id=call.batch_id)
-    if found is None or not call.tags.is_recorded(found):
+        return call.delivery.is_applied(target, call.batch_id, call.history)
+    if target is not None and call.spec.is_whole:
+        validation.expect_newest(target, call.spec, app_id=call.caller.app_id("target"), batch_id=call.batch_id)
+    if target is None or not call.tags.is_recorded(target):
         return False
-    recorded = call.tags.recorded_id(found)
+    recorded = call.tags.recorded_id(target)
     if recorded is not None and recorded > call.batch_id:  # a script that begins again, or events that nobody has
         tell(log.warning, "batch_id_below_recorded", target=call.spec.label, batch_id=call.batch_id, recorded=recorded)
     return True
 
 
 def repeat(call: BatchCall, source: DataFrame, applied: Applied) -> Done:
-    """What is left to do for a batch that the target holds: its events are read only if a delete may concern them."""
+    """Finish a batch that the target holds: its events are read only if a delete may concern them."""
     again = Merged(report=MergeReport(already_applied=True))
     if not _remembers_deletes(call, applied.target):
         keep_state(call, source)
@@ -100,26 +95,23 @@ def _remembers_deletes(call: BatchCall, target: TableSnapshot) -> bool:
     if not call.spec.tombstones:
         return False
     with call.clock.phase("tombstones"):
-        found = own_log(target.table_id, call.tables.tombstones.snapshot())
-    return found is not None and found.files != 0
+        table = own_log(target.table_id, call.tables.tombstones.snapshot())
+    return table is not None and table.files != 0
 
 
 def keep_state(call: BatchCall, source: DataFrame) -> None:
-    """Read an applied batch that nobody has read where stateful operators made it.
-
-    Their state of this batch was lost in the crash, and without it no later batch can start.
-    """
+    """Read an applied batch that nobody has read where stateful operators made it: later batches need their state."""
     if keeps_state(source):
         with call.clock.phase("prepare"), holding(call.session, call.source_confs):
             run_through(source)
 
 
 def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done:
-    """All that a batch needs which the target does not hold."""
+    """Merge a batch that the target does not hold."""
     call.intake.expect_whole()
     batch = evaluate(call, source, prepared.layout, prepared.target)
     call.intake.expect_whole()
-    refuse(call, batch, prepared)
+    validation.refuse(call, batch, prepared)
     if not batch.received and not call.spec.is_whole:
         _register_writer(call)
         quarantine_undecodable(call)
@@ -134,7 +126,15 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     recorded = record_first_batch(call, ready, merged)
     plan, merged = recheck(call, plan, ready, merged)
     plan = forget_revived(call, plan, ready, merged)
-    return done(call, plan, ready, merged, recorded)
+    return Done(
+        batch=ready.batch,
+        target=ready.target,
+        choice=plan.choice,
+        merged=merged,
+        adds_columns=ready.layout.evolves,
+        recorded_version=recorded,
+        tidy=None if merged.report.version is None else commit.tidying(call, plan),
+    )
 
 
 def evaluate(call: BatchCall, source: DataFrame, layout: Layout, target: TableSnapshot | None) -> Batch:
@@ -150,7 +150,7 @@ def evaluate(call: BatchCall, source: DataFrame, layout: Layout, target: TableSn
 
 @functools.lru_cache(maxsize=1_000)
 def _warn_of_left_out(target: str, query: str, fields: tuple[str, ...]) -> None:
-    """Once for the same fields."""
+    """Warn once of the same fields."""
     remedy = "add them to the schema to store them"
     tell(log.warning, "fields_left_out", target=target, query=query, fields=fields, remedy=remedy)
 
@@ -158,53 +158,34 @@ def _warn_of_left_out(target: str, query: str, fields: tuple[str, ...]) -> None:
 def _evaluated_in_driver(
     call: BatchCall, source: DataFrame, layout: Layout, target: TableSnapshot | None
 ) -> Batch | None:
-    """The batch in the driver, or None where it should not or could not go there; then nothing of it is kept."""
+    """The batch in the driver, or None where it should not or could not go there."""
     spec, at_hand = call.spec, call.intake.at_hand
     if spec.is_whole:
         return None  # Spark finds the keys that a full copy has twice; and its rows are looked for in each file
     if at_hand is not None and is_for_driver(spec, call.tables, target, layout):
-        found = evaluate_at_hand(source, at_hand, layout)
-        if found is not None:
-            return found
+        batch = evaluate_at_hand(source, at_hand, layout)
+        if batch is not None:
+            return batch
     if not fits_the_driver(source, spec, call.tables, call.costs, layout=layout, target=target):
         return None
-    found = evaluate_in_driver(source, layout)
-    if found is None:
+    batch = evaluate_in_driver(source, layout)
+    if batch is None:
         tell(log.warning, "batch_too_large_for_the_driver", target=spec.label, batch_id=call.batch_id)
-    return found
-
-
-def refuse(call: BatchCall, batch: Batch, prepared: Prepared) -> None:
-    """Under on_invalid="fail", and for events that may not come in this shape, raise before anything is written."""
-    undecodable = call.intake.undecodable_events
-    validation.refuse(
-        call.session,
-        batch,
-        prepared.layout,
-        call.spec,
-        prepared.target,
-        undecodable=undecodable,
-        batch_id=call.batch_id,
-    )
-    validation.refuse_invalid_if_told_to(batch, call.spec, batch_id=call.batch_id)
-    most = call.intake.most_undecodable
-    if most is not None:
-        validation.refuse_undecodable(batch, call.spec, most, batch_id=call.batch_id)
+    return batch
 
 
 def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch: Batch) -> Ready:
     """Create a missing target, or give an existing one what the sink needs on it."""
-    spec, session, layout, found = call.spec, call.session, prepared.layout, prepared.target
+    spec, session, layout, target = call.spec, call.session, prepared.layout, prepared.target
     properties = spark_table.target_properties(spec, layout)
     inside_at: int | None = None
     with call.clock.phase("plan"):
-        is_prepared = found is not None and spark_table.is_prepared(found, spec.target, layout, properties)
-        properties |= location.recorded(
-            session, spec, call.tables, found, deletes=batch.deletes > 0, is_prepared=is_prepared
-        )
-        if found is None:
+        is_prepared = target is not None and spark_table.is_prepared(target, spec.target, layout, properties)
+        has_deletes = batch.deletes > 0
+        properties |= location.recorded(spec, call.tables, target, deletes=has_deletes, is_prepared=is_prepared)
+        if target is None:
             _register_writer(call)
-            found = spark_table.create(
+            target = spark_table.create(
                 session,
                 spec.target,
                 layout.target_fields,
@@ -212,31 +193,31 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
                 partition_by=spec.partition_by,
                 cluster_by=spec.cluster_by,
             )
-            layout = _same_layout(call, source, layout, found)
-        elif spec.is_whole and not spark_table.is_prepared(found, spec.target, layout, properties):
+            layout = _same_layout(call, source, layout, target)
+        elif spec.is_whole and not spark_table.is_prepared(target, spec.target, layout, properties):
             # What speaks against the copy has to be said before its table gets so much as a property.
-            Beside(session, spec, layout, batch, batch_id=call.batch_id, version=found.version).expect_allowed()
+            Beside(session, spec, layout, batch, batch_id=call.batch_id, version=target.version).expect_allowed()
         elif spec.target_filter is not None:
-            pruning = Pruning(session, spec, layout, batch, found)
-            pruning.expect_inside(found.version, batch_id=call.batch_id)
-            inside_at = found.version
+            pruning = Pruning(session, spec, layout, batch, target)
+            pruning.expect_inside(target.version, batch_id=call.batch_id)
+            inside_at = target.version
         _register_writer(call)
-        before = found
-        found = spark_table.prepared(session, spec.target, found, layout, properties)
-        if found is not before:  # delta-rs, too, has to see what has become of the table
-            found = call.tables.target.snapshot() or found
-            expect_not_replaced(before.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
-    return Ready(layout=layout, target=found, batch=batch, source=source, inside_at=inside_at)
+        before = target
+        target = spark_table.prepared(session, spec.target, target, layout, properties)
+        if target is not before:  # delta-rs, too, has to see what has become of the table
+            target = call.tables.target.snapshot() or target
+            expect_not_replaced(before.table_id, target.table_id, target=spec.target, batch_id=call.batch_id)
+    return Ready(layout=layout, target=target, batch=batch, source=source, inside_at=inside_at)
 
 
 def _register_writer(call: BatchCall) -> None:
-    """Leave a mark for other writers, right before the sink's first write."""
+    """Register as a writer for other processes, right before the sink's first write."""
     if call.is_first:
         call.register_writer()
 
 
 def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: TableSnapshot) -> Layout:
-    """Another writer may have created the table meanwhile; then its schema counts."""
+    """The layout for the created table: another writer may have created it meanwhile, and then its schema counts."""
     spec = call.spec
     layout = call.layouts.plan(source, created)
     if _read_as(layout) != _read_as(before):
@@ -250,23 +231,23 @@ def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: Ta
 
 
 def _read_as(layout: Layout) -> tuple[Any, ...]:
-    """By what events have been judged: types, char(n), keys that partitions do not keep, where the sequence stands."""
+    """What events were judged by: types, char(n), keys that partitions do not keep, columns of the sequence."""
     stored = [(c.name, c.dtype.simpleString(), c.field.metadata.get(CHAR_VARCHAR_METADATA)) for c in layout.stored]
     return stored, layout.texts_in_partitions, layout.sequence_columns
 
 
 def quarantine_undecodable(call: BatchCall) -> None:
-    """Write what never became an event to the quarantine table, once per batch."""
-    found = call.intake.undecodable
-    if found is None:
+    """Write undecodable records to the quarantine table, once per batch."""
+    undecodable = call.intake.undecodable
+    if undecodable is None:
         return
     with call.clock.phase("quarantine"):
-        rows = in_session(found.rows, call.session)
+        rows = in_session(undecodable.rows, call.session)
         quarantine.write_undecodable(rows, call.spec.quarantine_table, commit=call.tags.undecodable())
 
 
 def quarantine_events(call: BatchCall, ready: Ready) -> None:
-    """Write what breaks the contract, and what never became an event, to the quarantine table, once per batch."""
+    """Write undecodable records and events that break the contract to the quarantine table, once per batch."""
     quarantine_undecodable(call)
     if not ready.batch.quarantined:
         return
@@ -283,10 +264,9 @@ def quarantine_events(call: BatchCall, ready: Ready) -> None:
 
 
 def fill_new_columns(call: BatchCall, ready: Ready) -> Ready:
-    """Give the rows of the target the source's default in columns that this batch adds.
+    """Fill columns that this batch adds with the source's default in all rows of the target, in one commit.
 
-    One commit adds the columns and fills them. A repeated batch sees that they are there, and no row that is written
-    later is touched.
+    A repeated batch sees that they are there, and no row that is written later is touched.
     """
     layout, target, defaults = ready.layout, ready.target, call.intake.column_defaults
     values = {
@@ -302,11 +282,11 @@ def fill_new_columns(call: BatchCall, ready: Ready) -> Ready:
         return ready
     with call.clock.phase("merge"):
         report = commit.fill_columns(call, values, since=target.version)
-        found = call.tables.target.snapshot() or target
-        expect_not_replaced(target.table_id, found.table_id, target=call.spec.target, batch_id=call.batch_id)
-        layout = layout.onto(call.layouts.plan(ready.source, found))
+        now = call.tables.target.snapshot() or target
+        expect_not_replaced(target.table_id, now.table_id, target=call.spec.target, batch_id=call.batch_id)
+        layout = layout.onto(call.layouts.plan(ready.source, now))
     tell(log.info, "new_columns_filled", target=call.spec.label, columns=sorted(values), rows=report.updated)
-    return replace(ready, layout=layout, target=found, inside_at=None)
+    return replace(ready, layout=layout, target=now, inside_at=None)
 
 
 def remember_deletes(call: BatchCall, plan: Plan, ready: Ready) -> Plan:
@@ -319,11 +299,9 @@ def remember_deletes(call: BatchCall, plan: Plan, ready: Ready) -> Plan:
 
 
 def record_first_batch(call: BatchCall, ready: Ready, merged: Merged | None) -> int | None:
-    """Commit the transaction id alone where a query's first batch at the target changes no row.
+    """Commit the transaction id alone where a query's first batch at the target changes no row; the version, if any.
 
-    By it a target without any id of a query that has merged before is known to be lost or replaced.
-
-    Returns: the version of that commit, if there was one.
+    A target without any id of a query that has merged before is then known to be lost or replaced.
     """
     if merged is not None and merged.is_in_the_target:
         return None
@@ -354,32 +332,11 @@ def forget_revived(call: BatchCall, plan: Plan, ready: Ready, merged: Merged) ->
         return commit.forget(call, plan, merged, table_id=ready.target.table_id)
 
 
-def done(call: BatchCall, plan: Plan, ready: Ready, merged: Merged, recorded: int | None) -> Done:
-    """What became of a batch that was merged.
-
-    Args:
-        call: the sink's.
-        plan: executed.
-        ready: the batch.
-        merged: what became of its events.
-        recorded: version of the commit of its transaction id alone.
-    """
-    return Done(
-        batch=ready.batch,
-        target=ready.target,
-        choice=plan.choice,
-        merged=merged,
-        adds_columns=ready.layout.evolves,
-        recorded_version=recorded,
-        tidy=None if merged.report.version is None else commit.tidy_of(call, plan),
-    )
-
-
 def _is_newest_recorded(call: BatchCall) -> bool:
     """Whether the target has recorded this very batch last.
 
-    Below a later one nobody knows whether its upserts were merged, also while it was under way (`replay_claims`). A
-    tombstone that is left does no harm; one that is forgotten lets an older upsert revive its key.
+    Otherwise nobody knows whether its upserts were merged (`replay_claims`). A tombstone that is left does no harm; one
+    that is forgotten lets an older upsert revive its key.
     """
-    found = call.tables.target.snapshot()
-    return found is not None and call.tags.recorded_id(found) == call.batch_id
+    target = call.tables.target.snapshot()
+    return target is not None and call.tags.recorded_id(target) == call.batch_id

@@ -1,12 +1,14 @@
-"""What a batch must not hold, given what its shape makes of it: said before anything is written."""
+"""Refuses batches that must not be merged, before anything is written."""
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
+from collections.abc import Mapping
+
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from stream_merge.errors import ContractError
+from stream_merge.merge.call import BatchCall, Prepared
 from stream_merge.merge.ledger import all_reasons
 from stream_merge.model import names
 from stream_merge.model.results import UNDECODABLE
@@ -15,34 +17,12 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.source_batch import MostUndecodable
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.batch import Batch
-from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 
 
-def refuse(
-    session: SparkSession,
-    batch: Batch,
-    layout: Layout,
-    spec: MergeSpec,
-    target: TableSnapshot | None,
-    *,
-    undecodable: int,
-    batch_id: int,
-) -> None:
-    """Stop for events of which the shape would make something wrong.
-
-    Args:
-        session: the sink's own.
-        batch: evaluated.
-        layout: how its columns map onto the target.
-        spec: what the sink was told.
-        target: None while there is none.
-        undecodable: events that are not in the batch, since nobody could read them.
-        batch_id: of the micro-batch.
-
-    Raises:
-        ContractError: there are some.
-    """
+def refuse(call: BatchCall, batch: Batch, prepared: Prepared) -> None:
+    """Stop for events that break the contract under on_invalid="fail", or that the shape cannot merge correctly."""
+    spec, layout, batch_id, undecodable = call.spec, prepared.layout, call.batch_id, call.intake.undecodable_events
     where = f"batch {batch_id} for {spec.target!r}"
     received = batch.received + undecodable
     if batch.delete_events and spec.only_inserts and layout.whole is None:
@@ -65,7 +45,7 @@ def refuse(
             f"[INVALID_EVENTS] {batch.quarantined + undecodable} of {received} events of {where} break the contract, so"
             " their rows would count as missing; repair the events, or remove the clauses when_not_matched_by_source"
         )
-    elif layout.whole is not None and batch.delete_events and not _handles_deletes(session, layout, spec, target):
+    elif layout.whole is not None and batch.delete_events and not _handles_deletes(call, prepared):
         mark = f"s.{spec.apply_as_deletes}"
         msg = (
             f"[UNHANDLED_DELETES] {batch.delete_events} of {received} events of {where} are deletes, which a clause"
@@ -74,31 +54,18 @@ def refuse(
     if msg is not None:
         reasons = all_reasons(batch, undecodable)
         raise ContractError(msg, reasons=reasons, target=spec.target, batch_id=batch_id)
-
-
-def refuse_invalid_if_told_to(batch: Batch, spec: MergeSpec, *, batch_id: int) -> None:
-    """Stop for events that break the contract, under on_invalid="fail".
-
-    Raises:
-        ContractError: there are some.
-    """
     if batch.quarantined and spec.on_invalid == "fail":
-        reasons = ", ".join(f"{reason}: {n}" for reason, n in batch.reasons.items())
         msg = (
-            f"[INVALID_EVENTS] {batch.quarantined} of {batch.received} events of batch {batch_id} for {spec.target!r}"
-            f" break the contract ({reasons}); fix the source, or set on_invalid='quarantine'"
+            f"[INVALID_EVENTS] {batch.quarantined} of {batch.received} events of {where} break the contract"
+            f" ({_listed(batch.reasons)}); fix the source, or set on_invalid='quarantine'"
         )
         raise ContractError(msg, reasons=batch.reasons, target=spec.target, batch_id=batch_id)
+    if call.intake.most_undecodable is not None:
+        _refuse_undecodable(batch, spec, call.intake.most_undecodable, batch_id=batch_id)
 
 
-def refuse_undecodable(batch: Batch, spec: MergeSpec, most: MostUndecodable, *, batch_id: int) -> None:
-    """Stop for too many records that cannot be read.
-
-    Cost: nothing unless there are; then a look for one of them.
-
-    Raises:
-        ContractError: there are.
-    """
+def _refuse_undecodable(batch: Batch, spec: MergeSpec, most: MostUndecodable, *, batch_id: int) -> None:
+    """Stop for too many undecodable records; only then one of them is read."""
     undecodable = batch.reasons.get(UNDECODABLE, 0)
     if not most.is_exceeded(undecodable, batch.received):
         return
@@ -110,13 +77,13 @@ def refuse_undecodable(batch: Batch, spec: MergeSpec, most: MostUndecodable, *, 
     raise most.error(undecodable, batch.received, target=spec.target, batch_id=batch_id, example=example)
 
 
-def expect_newest(found: TableSnapshot, spec: MergeSpec, *, app_id: str | None, batch_id: int) -> None:
-    """Stop for a copy of the table that is older than the last one merged.
+def _listed(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason}: {n}" for reason, n in reasons.items())
 
-    Raises:
-        ContractError: the target has recorded a later one.
-    """
-    recorded = None if app_id is None else found.transaction(app_id)
+
+def expect_newest(target: TableSnapshot, spec: MergeSpec, *, app_id: str | None, batch_id: int) -> None:
+    """Stop for a full copy of the table that is older than the last one merged."""
+    recorded = None if app_id is None else target.transaction(app_id)
     if recorded is not None and recorded > batch_id:
         msg = (
             f"[FULL_COPY_OUT_OF_ORDER] snapshot {batch_id} for {spec.target!r} is older than {recorded}, the last one"
@@ -126,11 +93,11 @@ def expect_newest(found: TableSnapshot, spec: MergeSpec, *, app_id: str | None, 
 
 
 def _refused_whole(batch: Batch, spec: MergeSpec, *, where: str, undecodable: int) -> str | None:
-    """Why a copy of the whole table cannot be one, by itself."""
+    """Why a full copy of the table must not be merged, by itself."""
     shape, broken = shape_of(spec), batch.quarantined + undecodable
     received = batch.received + undecodable
     if broken:
-        reasons = ", ".join(f"{reason}: {n}" for reason, n in all_reasons(batch, undecodable).items())
+        reasons = _listed(all_reasons(batch, undecodable))
         return (
             f"[INVALID_EVENTS] {broken} of {received} rows of {where} break the contract ({reasons}), so their keys"
             " would count as missing; repair the snapshot"
@@ -158,8 +125,8 @@ def _refused_whole(batch: Batch, spec: MergeSpec, *, where: str, undecodable: in
     return None
 
 
-def _handles_deletes(session: SparkSession, layout: Layout, spec: MergeSpec, target: TableSnapshot | None) -> bool:
+def _handles_deletes(call: BatchCall, prepared: Prepared) -> bool:
     """Whether the user's clauses write nothing that the source marks as a delete."""
-    mark = spec.apply_as_deletes
-    schema = StructType(list(layout.target_fields)) if target is None else target.schema
-    return isinstance(mark, str) and shape_of(spec).handles_marked_events(session, mark, layout, schema)
+    mark, layout = call.spec.apply_as_deletes, prepared.layout
+    schema = StructType(list(layout.target_fields)) if prepared.target is None else prepared.target.schema
+    return isinstance(mark, str) and shape_of(call.spec).handles_marked_events(call.session, mark, layout, schema)

@@ -1,4 +1,4 @@
-"""What the sink did to a table, why, and what would make merges cheaper: read from the table's log, without Spark."""
+"""What the sink did to a table, why, and what would make merges cheaper: from the table's log, without Spark."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MergedVersion:
 
     version: int
     at: datetime | None
-    """When it was committed, UTC."""
+    """UTC."""
     identity: str | None
     """Whose batch it was; None for calls outside a query without `app_id`."""
     batch_id: int
@@ -46,7 +46,7 @@ class MergedVersion:
     plan: str
     """Why this engine, in one sentence."""
     metrics: Mapping[str, int]
-    """Numbers of the merge, by Delta's names."""
+    """Metrics of the merge, by Delta's names."""
 
     @property
     def seconds(self) -> float | None:
@@ -63,31 +63,21 @@ class Explained:
     files: int
     bytes: int
     keys: str | None
-    """Keys that the sink recorded; None where no sink has written yet."""
+    """Recorded keys; None where no sink has written yet."""
     shape: str | None
-    """What its batches mean; None where no sink has written yet."""
+    """Recorded shape; None where no sink has written yet."""
     driver: str | None
-    """Why the driver must not merge into this table; None when it may (on an object store where commits exclude each
-    other, or nobody else writes)."""
+    """Why the driver must not merge into this table; None if it may, where commits on its store exclude each other."""
     merges: tuple[MergedVersion, ...]
     """Newest first."""
     others: int
-    """Versions among those looked at that no sink committed."""
+    """Versions that no sink committed."""
     advice: tuple[str, ...]
     """What would make merges cheaper, a sentence each; none where the figures do not ask for it."""
 
 
 def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] | None = None) -> Explained:
-    """Read a target's newest versions.
-
-    Args:
-        target: path or URI of the table.
-        last: how many versions to look at.
-        storage_options: credentials for an object store.
-
-    Raises:
-        ConfigError: there is no Delta table, or none that can be read without Spark.
-    """
+    """Read a target's newest versions."""
     table = opened(target, storage_options)
     snapshot = table.snapshot()
     keys = snapshot.properties.get(names.KEYS_PROPERTY)
@@ -95,7 +85,7 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     shape = None if recorded is None else filled_as(recorded)
     commits = table.history(last)
     merges = tuple(_merges(commits))
-    refused = eligibility.of_table(table, snapshot, "the table") or eligibility.of_recorded(snapshot)
+    refused = eligibility.table_obstacle(table, snapshot, "the table") or eligibility.recorded_obstacle(snapshot)
     driver = _refused_shape(shape) or (None if refused is None else refused.detail)
     return Explained(
         version=snapshot.version,
@@ -139,7 +129,7 @@ def _small_files(files: pa.Table) -> int:
 
 
 def _refused_shape(shape: str | None) -> str | None:
-    """Why what a table is filled by cannot be done in the driver."""
+    """Why only Spark merges into a table of this shape."""
     filled = next((one for one in SHAPES if one.name == shape), None)
     if filled is not None and filled.needs_whole_events:
         return f"the table is filled as {shape}, which only Spark merges"
@@ -147,11 +137,7 @@ def _refused_shape(shape: str | None) -> str | None:
 
 
 def find(target: str, storage_options: Mapping[str, str] | None = None) -> LogHandle | None:
-    """A table, read without Spark; None where there is none.
-
-    Raises:
-        ConfigError: it cannot be read so.
-    """
+    """A table, read without Spark; None where there is none."""
     place = TableRef(target).path
     if place is None:
         msg = (
@@ -176,11 +162,7 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> LogHa
 
 
 def opened(target: str, storage_options: Mapping[str, str] | None = None) -> LogHandle:
-    """As `find`, for a table that has to be there.
-
-    Raises:
-        ConfigError: there is no Delta table, or none that can be read so.
-    """
+    """A table that must exist, read without Spark."""
     table = find(target, storage_options)
     if table is None:
         msg = f"[TABLE_NOT_FOUND] there is no Delta table at {target!r}; use the path of a sink's target"

@@ -24,21 +24,17 @@ from stream_merge.tables import spark_table
 from stream_merge.tables.files import eligibility
 
 
-def check_target(session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> None:
-    """Refuse a target that the sink cannot merge into; writes nothing.
-
-    Raises:
-        ConfigError: with every problem found.
-    """
+def check_target(session: SparkSession, target: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> None:
+    """Refuse a target that the sink cannot merge into, with every problem; writes nothing."""
     problems: list[str] = []
     case_sensitive = layout.case_sensitive
-    above = places.table_above(spec.target, found)
+    above = places.table_above(spec.target, target)
     if above is not None:
         problems.append(
             f"[INVALID_TARGET] target {spec.target!r} is located inside the Delta table at {above!r}; use that table,"
             " or a folder outside it"
         )
-    if found is None:
+    if target is None:
         if not spec.create_target:
             problems.append(
                 f"[TABLE_NOT_FOUND] target {spec.target!r} does not exist and create is False; create the table,"
@@ -52,54 +48,49 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
             if columns.resolve(name, stored, case_sensitive=case_sensitive) is None
         )
     else:
-        problems.extend(_recorded_problems(found, spec, layout, case_sensitive=case_sensitive))
-        if not spec.only_inserts and is_on(found.properties, "delta.appendOnly"):
+        problems.extend(_recorded_problems(target, spec, layout, case_sensitive=case_sensitive))
+        if not spec.only_inserts and is_on(target.properties, "delta.appendOnly"):
             problems.append(
                 f"[TARGET_IS_APPEND_ONLY] target {spec.target!r} has delta.appendOnly, but a merge updates and deletes;"
                 " unset the property"
             )
-        refused = eligibility.of_layout(layout) if spec.engine == "driver" else None
+        refused = eligibility.layout_obstacle(layout) if spec.engine == "driver" else None
         if refused is not None:
             problems.append(
                 f"[DRIVER_NOT_POSSIBLE] engine='driver' cannot merge this batch: {refused.detail}; use engine='auto' or"
                 " 'spark'"
             )
         if layout.type_changes:
-            problems.extend(_widening_problems(session, found, spec, layout))
+            properties = target.properties
+            problems.extend(widening.obstacles(layout.type_changes, target.schema, properties, session))
         problems.extend(_unwritable_problems(spec, layout))
         odd = [name for name in layout.new_columns if names.needs_column_mapping(name)]
-        if odd and not found.maps_columns:
+        if odd and not target.maps_columns:
             problems.append(
                 f"[COLUMN_NOT_WRITABLE] new column(s) {odd!r} need column mapping, which target {spec.target!r} does"
                 " not have; set delta.columnMapping.mode='name', or rename them in the stream"
             )
-    schema = StructType(list(layout.target_fields)) if found is None else found.schema
+    schema = StructType(list(layout.target_fields)) if target is None else target.schema
     problems.extend(shape_of(spec).misfits(session, layout, schema))
     if spec.target_filter is not None:
         problems.extend(target_filter.misfits(session, spec.target_filter, layout, schema))
-    problems.extend(_reserved_by_delta(found, spec, layout))
-    problems.extend(_shifted_times(session, found, spec, schema))
-    problems.extend(places.permission_problems(spec, found))
-    problems.extend(_unpromised_problems(session, spec, found))
+    problems.extend(_reserved_by_delta(target, spec, layout))
+    problems.extend(_shifted_times(session, target, spec, schema))
+    problems.extend(places.permission_problems(spec, target))
+    problems.extend(_unpromised_problems(session, spec, target))
     if problems:
         raise ConfigError(problems, target=spec.target)
 
 
-def expect_fitting(events: DataFrame, spec: MergeSpec, found: TableSnapshot | None) -> None:
-    """Check before a query starts what its first batch would be refused for, by columns and types alone.
-
-    Requires: `events` is what the query reads. Writes nothing.
-
-    Raises:
-        ConfigError: with every problem found.
-    """
-    layout = plan_layout(events, spec, None if found is None else found.schema)
-    check_target(events.sparkSession, found, spec, layout)
+def expect_fitting(events: DataFrame, spec: MergeSpec, target: TableSnapshot | None) -> None:
+    """Check before a query starts what its first batch would be refused for, by columns and types alone."""
+    layout = plan_layout(events, spec, None if target is None else target.schema)
+    check_target(events.sparkSession, target, spec, layout)
 
 
-def _reserved_by_delta(found: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> Iterable[str]:
+def _reserved_by_delta(target: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> Iterable[str]:
     """Columns of the target, as it is or would be, whose names Delta needs for its own when it reads the table."""
-    properties = {**spark_table.NEW_TARGETS, **spec.table_properties} if found is None else found.properties
+    properties = {**spark_table.NEW_TARGETS, **spec.table_properties} if target is None else target.properties
     has_feed = spec.change_data_feed or is_on(properties, FEED_PROPERTY)
     reserved = {
         "the reader": names.SCAN_COLUMNS,
@@ -108,7 +99,7 @@ def _reserved_by_delta(found: TableSnapshot | None, spec: MergeSpec, layout: Lay
     }
     table = spec.target.sql
     for what, taken in reserved.items():
-        for name in [] if found is None else found.schema.names:
+        for name in [] if target is None else target.schema.names:
             if name.lower() in taken:
                 rename = (
                     f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name');"
@@ -119,7 +110,7 @@ def _reserved_by_delta(found: TableSnapshot | None, spec: MergeSpec, layout: Lay
                     f" for {what}; rename it there and in the stream: {rename}"
                 )
         for field in layout.target_fields:
-            if field.name.lower() in taken and (found is None or field.name not in found.schema.names):
+            if field.name.lower() in taken and (target is None or field.name not in target.schema.names):
                 yield (
                     f"[RESERVED_COLUMN_NAME] column {field.name!r} has a name that Delta reserves for {what}; rename it"
                     f" in the stream: withColumnRenamed({field.name!r}, …), or omit it with except_column_list"
@@ -154,10 +145,10 @@ def _not_null_inside(path: str, dtype: DataType) -> Iterable[str]:
 
 
 def _shifted_times(
-    session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, schema: StructType
+    session: SparkSession, target: TableSnapshot | None, spec: MergeSpec, schema: StructType
 ) -> Iterable[str]:
     """Refuse timestamps as partition columns where Delta would shift them."""
-    parts = {name.lower() for name in (spec.partition_by if found is None else found.partition_columns)}
+    parts = {name.lower() for name in (spec.partition_by if target is None else target.partition_columns)}
     times = [f.name for f in schema.fields if f.name.lower() in parts and isinstance(f.dataType, TimestampType)]
     differ = zones(session) if times and SHIFTS_PARTITION_TIMES else None
     if differ is not None:
@@ -169,10 +160,10 @@ def _shifted_times(
         )
 
 
-def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSnapshot | None) -> Iterable[str]:
+def _unpromised_problems(session: SparkSession, spec: MergeSpec, target: TableSnapshot | None) -> Iterable[str]:
     """Refuse engine='driver' on an object store where only Spark may write."""
-    location = spec.target.plain if found is None and spec.target.path is not None else None
-    location = location if found is None else found.location
+    location = spec.target.plain if target is None and spec.target.path is not None else None
+    location = location if target is None else target.location
     if spec.engine != "driver" or spec.single_writer or location is None or locations.local_path(location) is not None:
         return
     if object_stores.excludes_driver(session, location, spec.storage_options):
@@ -186,19 +177,19 @@ def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSna
     )
 
 
-def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *, case_sensitive: bool) -> list[str]:
+def _recorded_problems(target: TableSnapshot, spec: MergeSpec, layout: Layout, *, case_sensitive: bool) -> list[str]:
     problems: list[str] = []
-    version = found.properties.get(names.FORMAT_PROPERTY)
+    version = target.properties.get(names.FORMAT_PROPERTY)
     if version is not None and version != names.FORMAT_VERSION:
         problems.append(
             f"[VERSION_MISMATCH] target {spec.target!r} has format {version!r} of another version of stream_merge, this"
             f" one supports {names.FORMAT_VERSION!r}; upgrade stream_merge"
         )
         return problems
-    problem = keys_problem(found, spec.target, layout.keys, case_sensitive=case_sensitive)
+    problem = keys_problem(target, spec.target, layout.keys, case_sensitive=case_sensitive)
     if problem is not None:
         problems.append(problem)
-    sequence = found.properties.get(names.SEQUENCE_PROPERTY)
+    sequence = target.properties.get(names.SEQUENCE_PROPERTY)
     if sequence is not None and filled_as(sequence) != filled_as(layout.definition):
         was, now = filled_as(sequence), filled_as(layout.definition)
         problems.append(
@@ -210,22 +201,18 @@ def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *,
             f"[DEFINITION_CHANGED] target {spec.target!r} is sequenced by {_definition(sequence)}, now by"
             f" {_definition(layout.definition)}; use the recorded definition, or rebuild the table"
         )
-    elif sequence is not None and spark_table.lacks_reserved(found, layout):
+    elif sequence is not None and spark_table.lacks_reserved(target, layout):
         problems.append(finder.lacks_reserved(spec.target))
     return problems
 
 
-def _widening_problems(session: SparkSession, found: TableSnapshot, spec: MergeSpec, layout: Layout) -> Iterable[str]:
-    yield from widening.obstacles(layout.type_changes, found.schema, found.properties, session)
-
-
-def keys_problem(found: TableSnapshot, target: str, keys: Iterable[str], *, case_sensitive: bool) -> str | None:
+def keys_problem(table: TableSnapshot, target: str, keys: Iterable[str], *, case_sensitive: bool) -> str | None:
     """Why these keys do not match the keys recorded in the table; None if they do."""
 
     def folded(keys: Iterable[str]) -> set[str]:
         return {key if case_sensitive else key.lower() for key in keys}
 
-    recorded = json.loads(found.properties.get(names.KEYS_PROPERTY, "null"))
+    recorded = json.loads(table.properties.get(names.KEYS_PROPERTY, "null"))
     if recorded is None or folded(recorded) == folded(keys):
         return None
     return (

@@ -1,4 +1,4 @@
-"""Whether what a sink committed last is still there: a commit may be overwritten, or an older copy brought back."""
+"""Whether the last commit of a sink is still there: it may be overwritten, or an older copy restored."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class _Committed:
     versions: Sequence[int]
     batch_id: int
     tokens: Sequence[str]
-    """One of them stands in each of the commits."""
+    """Each commit carries one of them."""
 
 
 class LastCommit:
-    """The commits of one sink's newest batch, looked at again before the next one.
+    """The commits of one sink's newest batch, checked before the next one.
 
-    A streaming query's stand in its checkpoint, for the next process: with each batch where that is on a disk, or
-    where the target's store does not guard commits; else, where nobody else is said to write, when one is missing.
+    A streaming query's are recorded in its checkpoint, for the next process: with each batch where that is on a disk,
+    or where the target's store does not guard commits; else, without `single_writer`, when one is missing.
     """
 
     def __init__(self, spec: MergeSpec) -> None:
@@ -54,51 +54,40 @@ class LastCommit:
 
     def note(
         self,
-        found: TableSnapshot,
+        target: TableSnapshot,
         versions: Sequence[int],
         delivery: Delivery | None,
         *,
         batch_id: int,
         tokens: Sequence[str],
     ) -> None:
-        """Remember the commits of a batch; those of the one before were looked at when it began.
-
-        Args:
-            found: the table, before or after them.
-            versions: that they made; none leaves those of the batch before.
-            delivery: of the batch; None outside of a query.
-            batch_id: whose they are.
-            tokens: one of which each carries in its metadata.
-        """
+        """Record the commits of a batch; `found` is the table before or after them, each carries one of the tokens."""
         if not versions:
             return
         self._committed = _Committed(
-            table_id=found.table_id, versions=tuple(versions), batch_id=batch_id, tokens=tuple(tokens)
+            table_id=target.table_id, versions=tuple(versions), batch_id=batch_id, tokens=tuple(tokens)
         )
         is_at_risk = self._is_guarded is False and not self._spec.single_writer
         if is_at_risk or (delivery is not None and delivery.checkpoint.is_on_disk):
             self._keep(delivery)
 
-    def expect(self, session: SparkSession, found: TableSnapshot | None, delivery: Delivery | None) -> None:
-        """Stop where another writer's commit stands in the place of ours; at first say what may happen.
+    def expect(self, session: SparkSession, target: TableSnapshot | None, delivery: Delivery | None) -> None:
+        """Stop where another writer's commit replaced the last one of this sink; warn once where that can happen.
 
         Cost: a file of a query's checkpoint, once; on S3, where commits do not exclude each other, the commit's file.
-
-        Raises:
-            ConfigError: the commit was overwritten, or is not there yet: the table lacks the events of its batch.
         """
-        is_guarded = self._guarded(session, found)
+        is_guarded = self._guarded(session, target)
         ours = self._remembered(delivery)
-        if ours is None or found is None or found.table_id != ours.table_id:
+        if ours is None or target is None or target.table_id != ours.table_id:
             return  # a table that was dropped or replaced is told from ours by its transaction ids
         if delivery is not None:
-            self._expect_not_older(found, ours)
+            self._expect_not_older(target, ours)
         if is_guarded:
             return
         for version in ours.versions:
             # Not by Delta's snapshot: it has our commit in memory, whatever the file holds by now.
-            text = read_text(session, f"{found.location}/_delta_log/{version:020d}.json")
-            is_tidied = text is None and found.version >= version  # behind a checkpoint, when it is old
+            text = read_text(session, f"{target.location}/_delta_log/{version:020d}.json")
+            is_tidied = text is None and target.version >= version  # behind a checkpoint, when it is old
             if not is_tidied and not any(token in (text or "") for token in ours.tokens):
                 self._keep(delivery)
                 msg = (
@@ -108,26 +97,26 @@ class LastCommit:
                 )
                 raise ConfigError(msg, target=self._spec.target)
 
-    def _expect_not_older(self, found: TableSnapshot, ours: _Committed) -> None:
-        """Stop at a copy of the table from before: a backup, or a folder that its name leads to now.
+    def _expect_not_older(self, target: TableSnapshot, ours: _Committed) -> None:
+        """Stop at an older copy of the table: a backup, or a folder that its name leads to now. RESTORE adds versions.
 
-        On a local disk: elsewhere a listing may lack what is there. RESTORE goes on with the versions.
+        On a local disk only: elsewhere a listing may lack what is there.
         """
         newest = max(ours.versions)
-        if found.version >= newest or locations.local_path(found.location) is None:
+        if target.version >= newest or locations.local_path(target.location) is None:
             return
         msg = (
-            f"[COMMIT_LOST] target {self._spec.target!r} ({found.location!r}) is at version {found.version}, but batch"
-            f" {ours.batch_id} of this query is version {newest}; restore the newer table, or start a new checkpoint"
-            " from before it"
+            f"[COMMIT_LOST] target {self._spec.target!r} ({target.location!r}) is at version {target.version}, but"
+            f" batch {ours.batch_id} of this query is version {newest}; restore the newer table, or start a new"
+            " checkpoint from before it"
         )
         raise ConfigError(msg, target=self._spec.target)
 
     def _remembered(self, delivery: Delivery | None) -> _Committed | None:
-        """By this process, else by the query's checkpoint."""
+        """The last commits by this process, else by the query's checkpoint."""
         if self._committed is None and delivery is not None and not self._has_read:
-            kept = delivery.checkpoint.last_commit(delivery.identity, delivery.location)
-            self._committed = None if kept is None else _Committed(**kept)
+            noted = delivery.checkpoint.last_commit(delivery.identity, delivery.location)
+            self._committed = None if noted is None else _Committed(**noted)
             self._has_read = True
         return self._committed
 
@@ -136,12 +125,12 @@ class LastCommit:
             values = asdict(self._committed)
             delivery.checkpoint.keep_last_commit(delivery.identity, delivery.location, values)
 
-    def _guarded(self, session: SparkSession, found: TableSnapshot | None) -> bool:
-        """Whether writers exclude each other where the table lies; looked up, and said, once."""
+    def _guarded(self, session: SparkSession, table: TableSnapshot | None) -> bool:
+        """Whether writers exclude each other at the table's location; checked, and logged, once."""
         spec = self._spec
         if self._is_guarded is None:
             target = spec.target.plain if spec.target.path is not None else None
-            place = target if found is None else found.location
+            place = target if table is None else table.location
             if place is None:
                 return True  # a catalog's table that is not there yet
             beside_driver = spec.single_writer and spec.engine != "spark"

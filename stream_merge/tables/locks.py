@@ -1,4 +1,4 @@
-"""Which other processes use what two must not: by files beside it, locked until their process ends, however it ends."""
+"""Locks between processes: files beside a table, locked until their process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -25,20 +25,16 @@ _LOCK_PREFIX = f"{names.RESERVED_PREFIX}lock_"
 _WRITERS_PREFIX = f"{names.RESERVED_PREFIX}writers_"
 """Folder with a file of each process that writes to a table."""
 _LOOKS, _LOOK_SECONDS = 5, 0.05
-"""Somebody who only looks (`holder_of`) keeps others from the lock for a moment."""
+"""A reader (`lock_holder`) excludes others from the lock for a moment."""
 _ours: set[Path] = set()
-"""Held by this process, in which sinks and Spark know of each other."""
+"""Locked by this process, in which sinks and Spark exclude each other."""
 
 
 @contextmanager
 def locked(path: Path, by: str) -> Iterator[str | None]:
-    """Hold a lock; None when this call has it, else who does.
+    """Hold a lock; None when this call has it, else who does. `by` says who this is, for others to read.
 
-    Where the file system knows no locks or the file cannot be written nobody is kept apart.
-
-    Args:
-        path: of the file, which stays.
-        by: who this is, for others to read.
+    Where the file system has no locks or the file cannot be written nobody is kept apart.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,17 +76,9 @@ def only_writer(target: str, by: str, location: str | None = None) -> Iterator[N
     """Keep jobs and sinks of other processes away from a table on a local disk.
 
     Spark's commit to a local file system checks and then renames (Delta 4.4), so that the commits of two processes can
-    overwrite each other.
-
-    Args:
-        target: path, or the name of a table in a catalog.
-        by: who this is, for others to read.
-        location: where the table lies whose name `target` is; None while nobody knows, and then nobody is kept apart.
-
-    Raises:
-        HeldError: another process has the table.
+    overwrite each other. `location` of a catalog name; None while nobody knows it, and then nobody is kept apart.
     """
-    path = _lock_of(TableRef(target), location)
+    path = _lock_path(TableRef(target), location)
     if path is None or path in _ours:
         yield
         return
@@ -106,132 +94,97 @@ def only_writer(target: str, by: str, location: str | None = None) -> Iterator[N
 
 
 def expect_no_other(target: str, location: str | None = None) -> None:
-    """Look whether a job of another process has a table on a local disk for itself.
-
-    Args: as of `only_writer`.
-
-    Raises:
-        HeldError: naming that process.
-    """
-    path = _lock_of(TableRef(target), location)
-    holder = None if path is None or path in _ours else holder_of(path)
+    """Stop where a job of another process has a table on a local disk for itself."""
+    path = _lock_path(TableRef(target), location)
+    holder = None if path is None or path in _ours else lock_holder(path)
     if holder is not None:
         raise _taken(target, holder)
 
 
 def enter(target: str, by: str, location: str | None = None) -> None:
-    """Be seen as a writer, and only then look for a job that has the table for itself: one of two sees the other.
-
-    Args: as of `only_writer`.
-
-    Raises:
-        HeldError: naming that process.
-    """
+    """Register as a writer, and only then check for a job that has the table for itself: one of two sees the other."""
     warn_of_others(target, by, location)
     expect_no_other(target, location)
 
 
 def expect_alone(target: str, location: str | None = None) -> None:
-    """Stop where a sink of another process has written to a table on a local disk and is still there.
-
-    Args: as of `only_writer`.
-
-    Raises:
-        HeldError: naming that process.
-    """
-    path = _lock_of(TableRef(target), location)
+    """Stop where a sink of another process has written to a table on a local disk and is still there."""
+    path = _lock_path(TableRef(target), location)
     if path is None:
         return
-    place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
-    folder, ours = place.with_name(f"{_WRITERS_PREFIX}{place.name}"), _present.get(place)
+    folder, ours = _writers_folder(path), _writers.get(path)
     with suppress(FileNotFoundError):
         for name in os.listdir(folder):  # not by process number: that of another container may be the same
-            holder = None if ours is not None and ours.is_own(name) else holder_of(folder / name)
+            is_own = ours is not None and name == ours.own.name
+            holder = None if is_own else lock_holder(folder / name)
             if holder is not None:
                 raise _taken(target, holder)
 
 
-class _Present:
-    """This process among those that write to a table; what it holds goes with it, however it ends."""
+class _Writer:
+    """This process as a registered writer of a table; its lock ends with it, however it ends."""
 
-    def __init__(self, place: Path, by: str) -> None:
-        self._folder = place.with_name(f"{_WRITERS_PREFIX}{place.name}")
-        self._job = place.with_name(f"{_LOCK_PREFIX}{place.name}")
-        self._file: int | None = None
-        self._own = self._folder / uuid4().hex
-        self._by = by
-        self._looked_at = {self._own.name}
+    def __init__(self, lock: Path, by: str) -> None:
+        self._lock, self._by = lock, by
+        self._folder = _writers_folder(lock)
+        self._is_registered = False
+        self.own = self._folder / uuid4().hex
+        """Its file among the writers'."""
+        self._checked = {self.own.name}
         self._known: set[str] = set()
 
-    def is_own(self, name: str) -> bool:
-        """Whether a file among those of the processes is that of this one."""
-        return name == self._own.name
-
     def others(self) -> list[str]:
-        """Processes that write to the table and have not been named here before."""
-        if self._file is None:
-            self._enter()
-        found = [] if self._job in _ours else [holder_of(self._job)]
-        added = set(os.listdir(self._folder)) - self._looked_at
-        self._looked_at |= added
-        found += [holder_of(self._folder / name, remove=True) for name in added]
-        new = dict.fromkeys(name for name in found if name is not None and name not in self._known)
+        """Other writers of the table that were not reported before."""
+        if not self._is_registered:
+            self._register()
+        holders = [] if self._lock in _ours else [lock_holder(self._lock)]
+        added = set(os.listdir(self._folder)) - self._checked
+        self._checked |= added
+        holders += [lock_holder(self._folder / name, remove=True) for name in added]
+        new = dict.fromkeys(name for name in holders if name is not None and name not in self._known)
         self._known.update(new)
         return list(new)
 
-    def _enter(self) -> None:
+    def _register(self) -> None:
         self._folder.mkdir(exist_ok=True)
-        # Locked and filled under a name that nobody looks at: an unlocked file is one of a process that has ended.
-        unfinished = self._folder.with_name(f"{self._folder.name}.{self._own.name}")
-        file = os.open(
-            unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
-        )  # which no end of Python complains about
+        # Locked and filled under a name that nobody reads: an unlocked file is one of a process that has ended.
+        unfinished = self._folder.with_name(f"{self._folder.name}.{self.own.name}")
+        file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # open for as long as Python runs
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             os.write(file, f"process {os.getpid()} ({self._by})".encode())
-            unfinished.replace(self._own)
+            unfinished.replace(self.own)
         except OSError:
             os.close(file)
             raise
-        atexit.register(self._own.unlink, missing_ok=True)
-        self._file = file
+        atexit.register(self.own.unlink, missing_ok=True)
+        self._is_registered = True
 
 
-_present: dict[Path, _Present] = {}
-_present_lock = threading.Lock()
+_writers: dict[Path, _Writer] = {}
+_writers_lock = threading.Lock()
 
 
 def warn_of_others(target: str, by: str, location: str | None = None) -> None:
-    """Log once of each other process that it writes to a table on a local disk, and be seen by it.
+    """Register as a writer of a table on a local disk, and log each other process that writes to it once.
 
-    Where the file system knows no locks or nothing can be written beside the table nobody is seen.
-
-    Cost: at first a file beside the table; then a look at a lock and into a folder: tens of microseconds.
-
-    Args:
-        target: a table that is there, or whose folder is.
-        by: who this is, for others to read.
-        location: as of `only_writer`.
+    Where the file system has no locks or nothing can be written beside the table nobody is registered. Cost: at first a
+    file beside the table; then reading a lock and a folder: tens of microseconds.
     """
-    path = _lock_of(TableRef(target), location)
+    path = _lock_path(TableRef(target), location)
     if path is None:
         return
-    place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
-    with _present_lock, suppress(OSError):
-        ours = _present[place] = _present.get(place) or _Present(place, by)
+    with _writers_lock, suppress(OSError):
+        ours = _writers[path] = _writers.get(path) or _Writer(path, by)
         for other in ours.others():
             remedy = "on a local disk the commits of two processes can overwrite each other: let one of them end"
             tell(log.warning, "another_writer", target=target, by=by, other=other, remedy=remedy)
 
 
-def holder_of(path: Path, *, remove: bool = False) -> str | None:
-    """What a process has written into a file that it holds locked; None where nobody does.
+def lock_holder(path: Path, *, remove: bool = False) -> str | None:
+    """What a process has written into a file that it holds locked; None where nobody does, and `remove` deletes it.
 
-    A look keeps no other look away, and for a moment whoever wants the lock (`locked` waits for that).
-
-    Args:
-        path: of the file.
-        remove: the file of a process that has ended.
+    Readers do not exclude each other, and for a moment exclude whoever wants the lock (`locked` waits for that).
     """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -254,10 +207,14 @@ def _taken(target: str, holder: str) -> HeldError:
     return HeldError(msg, target=target)
 
 
-def _lock_of(target: TableRef, location: str | None) -> Path | None:
-    """Beside the table, however its path is spelled; None where it is not known to lie on this machine's disks."""
+def _lock_path(target: TableRef, location: str | None) -> Path | None:
+    """Lock file beside the table, however its path is spelled; None unless it is known to be on a local disk."""
     ref = TableRef(location) if target.path is None and location is not None else target
     if ref.local is None:
         return None
     place = ref.local.resolve()
     return place.with_name(f"{_LOCK_PREFIX}{place.name}")
+
+
+def _writers_folder(lock: Path) -> Path:
+    return lock.with_name(f"{_WRITERS_PREFIX}{lock.name.removeprefix(_LOCK_PREFIX)}")

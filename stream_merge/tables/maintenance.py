@@ -41,7 +41,7 @@ _OPTIMIZE_CONFS = {
 _LISTING_CONF = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 """VACUUM lists a table in so many tasks; Spark's default of 10,000 takes a minute on two cores, for any table."""
 BETWEEN_VACUUMS = timedelta(days=1)
-"""VACUUM lists the whole table: not more often."""
+"""VACUUM lists the complete table: not more often."""
 _WORSE: tuple[MaintenanceOutcome, ...] = ("nothing", "done", "lost", "no_memory", "failed")
 
 
@@ -64,25 +64,15 @@ class MaintenancePlan:
         self._changed = 0
         age = float("inf") if self._vacuumed_at is None else time.monotonic() - self._vacuumed_at
         vacuum = self._wanted.vacuum and age >= BETWEEN_VACUUMS.total_seconds()
-        result = _maintained(
-            session,
-            self._target,
-            optimize=self._wanted.optimize,
-            vacuum=vacuum,
-            tombstones=self._tombstones,
-            quarantine=self._quarantine,
-        )
+        side_tables = {"tombstones": self._tombstones, "quarantine": self._quarantine}
+        result = _maintained(session, self._target, optimize=self._wanted.optimize, vacuum=vacuum, **side_tables)
         if result.vacuumed:
             self._vacuumed_at = time.monotonic()
         return result
 
 
 def maintain(session: SparkSession, target: TableRef, wanted: Maintenance) -> MaintenanceRun:
-    """Maintain a table now, by hand; jobs of other processes cannot write to one on a local disk meanwhile.
-
-    Raises:
-        ConfigError: there is no such table, or another process writes to it.
-    """
+    """Maintain a table now, by hand; jobs of other processes cannot write to one on a local disk meanwhile."""
     location = named_location(session, target)
     if location is None:
         places.expect_scheme(target, spark_table.location(session, target))
@@ -92,14 +82,11 @@ def maintain(session: SparkSession, target: TableRef, wanted: Maintenance) -> Ma
         if snapshot is None:
             msg = f"[TABLE_NOT_FOUND] there is no Delta table at {target!r}; use a sink's target"
             raise ConfigError(msg, target=target)
-        return _maintained(
-            session,
-            target,
-            optimize=wanted.optimize,
-            vacuum=wanted.vacuum,
-            tombstones=side_location.locate(session, target, snapshot),
-            quarantine=target.quarantine,
-        )
+        side_tables = {
+            "tombstones": side_location.locate(session, target, snapshot),
+            "quarantine": target.quarantine,
+        }
+        return _maintained(session, target, optimize=wanted.optimize, vacuum=wanted.vacuum, **side_tables)
 
 
 def worse(results: Sequence[MaintenanceRun]) -> MaintenanceRun:
@@ -122,10 +109,9 @@ def _maintained(
     tombstones: TableRef | None,
     quarantine: TableRef | None,
 ) -> MaintenanceRun:
-    """One run: the target, and if it is vacuumed, its side tables, which nobody else maintains.
+    """Maintain the target, and if it is vacuumed its side tables; failures are logged, and left for the next run.
 
     Cost: a job over the log; OPTIMIZE, and where many rows are removed REORG; VACUUM lists each table.
-    Raises: nothing: failures are logged, and left for the next run.
     """
     result = _run(session, target, optimize=optimize, vacuum=vacuum)
     if result.vacuumed:
@@ -141,13 +127,8 @@ def _run(session: SparkSession, table: TableRef, *, optimize: bool, vacuum: bool
     parts = [(_optimized, optimize), (_purged, optimize), (_vacuumed, vacuum)]
     result = worse([_guarded(part, session, table) for part, wanted in parts if wanted])
     seconds = round(time.perf_counter() - started, 3)
-    tell(
-        log.warning if result.outcome == "failed" else log.info,
-        "table_maintenance",
-        table=table,
-        **asdict(result),
-        seconds=seconds,
-    )
+    say = log.warning if result.outcome == "failed" else log.info
+    tell(say, "table_maintenance", table=table, **asdict(result), seconds=seconds)
     return result
 
 

@@ -1,12 +1,12 @@
-"""Which quarantined records a replay has taken, so that one that was killed neither merges them twice nor loses them.
+"""Claims of quarantined records by a replay, so that a killed one neither merges them twice nor loses them.
 
-Two tables take part, and no commit spans both. A replay first claims its records: they are marked as replayed, at a
-time that is the replay's own and stands in the transaction id of that commit. It then merges under an identity with
-that time in it, and last says in the quarantine that it has ended. One that was killed in between has left a claim
-without that end, and the target's transaction ids say which it is. Behind its merge, what a stream would do when its
-batch comes again is left to do (`Unfinished`). Before it, its id is taken in the target by a commit that changes
-nothing, so that a merge that is still on its way commits nothing, and its replay fails as overtaken; then its records
-are open again. A merge that lands right before that commit is not overtaken: the target's history tells.
+Two tables take part, and no commit spans both. A replay first claims its records: it marks them as replayed, at a time
+that is its own and is in the transaction id of that commit. It then merges under an identity with that time, and last
+records its end in the quarantine. One that was killed in between has left a claim without an end, and the target's
+transaction ids say which it is. After its merge, the rest of a repeated batch is to be done (`Unfinished`). Before it,
+its id is taken in the target by a commit that changes nothing (the fence), so that a merge that is still on its way
+commits nothing and fails as overtaken; then its records are open again. A merge that lands right before the fence is
+not overtaken: the target's history tells.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -35,33 +36,33 @@ log = logging.getLogger(__name__)
 
 _IDENTITY = "quarantine-replay"
 _BATCH, _FENCE, _LANDED = 0, 1, 2
-"""Versions of a replay's transaction id in the target: of its merge, of the commit that keeps the merge away, and of
-the one that says that the merge had landed before that."""
+"""Versions of a replay's transaction id in the target: of its merge, of the commit that fences it off, and of the one
+that records that the merge had landed before that."""
 UNFINISHED = (
     "a replay ended behind its merge, before it looked for deletes that another query had remembered meanwhile;"
     " 'stream-merge quarantine replay' looks for them"
 )
 _CLOCKS_DIFFER_MILLIS = 86_400_000
-"""At most, those of two machines that write to one table."""
+"""The most by which clocks of two writers may differ."""
 
 
 class _Fate(Enum):
-    """Of a replay's merge."""
+    """Fate of a replay's merge."""
 
     OPEN = auto()
     """It has not landed, and still may."""
     LANDED = auto()
     LANDED_BEFORE_FENCE = auto()
-    """The history alone tells: its id in the target is that of the commit which was to keep it away."""
+    """Only the history shows it: its id in the target is that of the fence."""
     OVERTAKEN = auto()
-    """It never will land."""
+    """It will never land."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfinished:
-    """A replay that was killed, or failed, behind its merge.
+    """A replay that was killed, or failed, after its merge.
 
-    Its records go to the sink once more: the target holds them, and what a batch does behind its commit is done.
+    Its records go to the sink once more: the target holds them, and the rest of the batch is done.
     """
 
     at: int
@@ -69,7 +70,7 @@ class Unfinished:
 
     @property
     def app_id(self) -> str:
-        """As its merge had it, as batch 0."""
+        """The application id of its merge, which is batch 0."""
         return _replay_id(self.at)
 
     @property
@@ -80,22 +81,17 @@ class Unfinished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claims:
-    """Those of the replays of one query, of which one runs at a time."""
+    """Claims of the replays of one query, of which one runs at a time."""
 
     session: SparkSession
     table: TableRef
-    """The quarantine: catalog name or path of a table that is there."""
+    """The quarantine, which must exist."""
     target: TableRef
     owner: str
-    """The checkpoint of the query: two queries may fill one table, each with replays of its own."""
+    """Checkpoint of the query: two queries may fill one table, each with its own replays."""
 
     def settle(self) -> Unfinished | None:
-        """Open the records of a replay again that was killed before the target held them.
-
-        Returns: what is left of one that ended behind its merge.
-
-        Cost: a look at the quarantine; where there is such a claim, one at the target and two commits.
-        """
+        """Re-open the records of a replay killed before the target held them; return one that was killed after."""
         claimed = self._claimed()
         if claimed is None:
             return None
@@ -113,7 +109,7 @@ class Claims:
 
     @contextmanager
     def finishing(self, left: Unfinished) -> Iterator[None]:
-        """The block does what is left of a replay; then nothing is."""
+        """The block finishes a replay."""
         try:
             yield
         except Exception:
@@ -126,11 +122,9 @@ class Claims:
         """Claim records for the block, which merges them under the `app_id` that it gets, as batch 0.
 
         They are marked once it is left. Where it raises they are open again, unless the target holds them: then the
-        replay is `unfinished`. Where nobody can say whether it does, or will, the next `settle` finds out.
-
-        Args:
-            places: columns of the quarantine that tell records apart, each place once. The time of a record is one of
-                them: it tells topics of one name apart, of which one was made after the other.
+        replay is `unfinished`. Where nobody can say whether it does, or will, the next `settle` finds out. `places` are
+        columns of the quarantine that identify records, each once; the time of a record is one of them: it tells a
+        topic from a re-created one of its name.
         """
         at = self._claim(places)
         try:
@@ -155,31 +149,28 @@ class Claims:
             raise self._taken_by_another()
 
     def _claimed(self) -> int | None:
-        """When the last claim was made, in microseconds, if it has not ended."""
-        found = self._recorded()
-        return None if found is None or found % 2 else found
+        """Time of the last claim in microseconds, if it has not ended."""
+        recorded = self._recorded()
+        return None if recorded is None or recorded % 2 else recorded
 
     def _recorded(self) -> int | None:
-        found = spark_table.find(self.session, self.table)
-        return None if found is None else found.transaction(self._app_id)
+        quarantine = spark_table.find(self.session, self.table)
+        return None if quarantine is None else quarantine.transaction(self._app_id)
 
     @property
     def _app_id(self) -> str:
-        """Of the commits to the quarantine; an even version claims, the odd one after it ends the claim."""
+        """Application id of commits to the quarantine: an even version claims, the odd one after it ends the claim."""
         return f"{_IDENTITY}/{canonical_folder(self.owner)}"
 
     def _fate(self, at: int) -> _Fate:
-        """What has become of the merge of a replay.
-
-        Cost: a look at the target; where its id was taken from a merge, one at its history back to the claim.
-        """
-        found = spark_table.find(self.session, self.target)
-        recorded = None if found is None else found.transaction(_target_id(at))
-        if found is None or recorded is None:
+        """The fate of a replay's merge, by its id in the target; after a fence, by the history."""
+        target = spark_table.find(self.session, self.target)
+        recorded = None if target is None else target.transaction(_target_id(at))
+        if target is None or recorded is None:
             return _Fate.OPEN
         if recorded in (_BATCH, _LANDED):
             return _Fate.LANDED
-        for commit in newest_first(found.version, spark_table.history_of(self.session, self.target)):
+        for commit in newest_first(target.version, partial(spark_table.history, self.session, self.target)):
             ours = commit.ours or {}
             if (ours.get("identity"), ours.get("role")) == (_replay_id(at), "target"):
                 return _Fate.LANDED_BEFORE_FENCE
@@ -188,7 +179,7 @@ class Claims:
         return _Fate.OVERTAKEN
 
     def _take_id(self, at: int, version: int) -> None:
-        """Give the id of a replay in the target a version: a merge of it that has not landed by then conflicts."""
+        """Give the id of a replay in the target a version: its merge conflicts if it has not landed by then."""
         if spark_table.find(self.session, self.target) is None:
             return
 
@@ -200,13 +191,7 @@ class Claims:
         self._commit(self.target, _target_id(at), version, nothing)
 
     def _claim(self, places: DataFrame) -> int:
-        """Mark these records, which are open, in one commit; what is appended meanwhile is left alone.
-
-        Cost: that commit, and a look at what it has marked.
-
-        Raises:
-            MergeFailedError: another replay has taken some of them.
-        """
+        """Mark these records, which must be open, in one commit; what is appended meanwhile stays open."""
         before = self._recorded()
         if before is not None and before % 2 == 0:
             raise self._taken_by_another()
@@ -237,7 +222,7 @@ class Claims:
         return MergeFailedError(msg, target=self.target)
 
     def _end(self, at: int, *, opens: bool) -> None:
-        """Say that a replay has ended, and open its records again."""
+        """Record the end of a replay, and open its records again."""
         concerned = F.col("t.replayed_at") == _moment(at) if opens else F.lit(False)
 
         def say() -> None:
@@ -248,17 +233,11 @@ class Claims:
         self._commit(self.table, self._app_id, at + 1, say)
 
     def _commit(self, table: TableRef, app_id: str, version: int, command: Callable[[], None]) -> None:
-        def attempt(_: int) -> None:
-            try:
-                with holding(self.session, committed_as(app_id, version, None)):
-                    command()
-            except Exception as err:
-                lost = retry.conflict(err, target=table, batch_id=None)
-                if lost is None:
-                    raise
-                raise lost from err
+        def command_as() -> None:
+            with holding(self.session, committed_as(app_id, version, None)):
+                command()
 
-        retry.run(attempt, RetryPolicy(), sleep=time.sleep)
+        retry.commit(command_as, RetryPolicy(), target=table)
 
 
 def _replay_id(at: int) -> str:
@@ -273,17 +252,8 @@ def _moment(micros: int) -> Column:
     return F.timestamp_micros(F.lit(micros))
 
 
-def claims_of(session: SparkSession, table: TableRef, target: TableRef, *, owner: str) -> Claims | None:
-    """Of the replays of a query, to be settled before anything else; None where there is no quarantine.
-
-    Args:
-        session: used by nobody else meanwhile.
-        table: the quarantine.
-        target: what is replayed into; it may be still to be created.
-        owner: the checkpoint of the query.
-
-    Cost: a look at the quarantine.
-    """
+def query_claims(session: SparkSession, table: TableRef, target: TableRef, *, owner: str) -> Claims | None:
+    """The claims of a query's replays, by its checkpoint; None where there is no quarantine."""
     if spark_table.find(session, table) is None:
         return None
     return Claims(session=session, table=table, target=target, owner=owner)

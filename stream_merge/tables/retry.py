@@ -1,4 +1,4 @@
-"""Which errors mean that another writer won, and when the next attempt is made."""
+"""Which errors are lost commits, and when the next attempt is made."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TypeVar
 
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    stop_after_attempt,
-    stop_before_delay,
-    wait_exponential,
-    wait_random,
-)
+from tenacity import RetryCallState, Retrying, stop_after_attempt, stop_before_delay, wait_exponential, wait_random
 
 from stream_merge.errors import CommitConflictError
 from stream_merge.model.logs import tell
@@ -29,7 +22,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Verdict(Enum):
+class ConflictKind(Enum):
     """What a conflict class says about the commit that lost."""
 
     RETRY = "nothing was written; try again on a fresh table"
@@ -37,17 +30,17 @@ class Verdict(Enum):
     LOOK_UP_FIRST = "this batch's transaction is recorded by somebody, perhaps by this very commit; look before trying"
 
 
-VERDICTS: dict[str, Verdict] = {
-    "ConcurrentWriteException": Verdict.PERHAPS_OURS,
-    "ConcurrentAppendException": Verdict.RETRY,
-    "ConcurrentDeleteReadException": Verdict.RETRY,
-    "ConcurrentDeleteDeleteException": Verdict.RETRY,
+CONFLICT_KINDS: dict[str, ConflictKind] = {
+    "ConcurrentWriteException": ConflictKind.PERHAPS_OURS,
+    "ConcurrentAppendException": ConflictKind.RETRY,
+    "ConcurrentDeleteReadException": ConflictKind.RETRY,
+    "ConcurrentDeleteDeleteException": ConflictKind.RETRY,
     # Delta's check comes before that of transactions: a commit that changes the schema, put again after a lost answer,
     # conflicts with itself by these.
-    "MetadataChangedException": Verdict.PERHAPS_OURS,
-    "ProtocolChangedException": Verdict.PERHAPS_OURS,
-    "ConcurrentTransactionException": Verdict.LOOK_UP_FIRST,
-    "DeltaConcurrentModificationException": Verdict.RETRY,
+    "MetadataChangedException": ConflictKind.PERHAPS_OURS,
+    "ProtocolChangedException": ConflictKind.PERHAPS_OURS,
+    "ConcurrentTransactionException": ConflictKind.LOOK_UP_FIRST,
+    "DeltaConcurrentModificationException": ConflictKind.RETRY,
 }
 """Every class of `delta.exceptions` (4.4.0); a test fails when Delta adds one."""
 
@@ -62,18 +55,6 @@ _BY_CODE: dict[str, str] = {
     # Raised before any file is written when another writer evolved the schema since the handle was built.
     "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS": "MetadataChangedException",
 }
-_BY_TEXT: tuple[tuple[re.Pattern[str], str], ...] = (
-    # A newer version is there; the driver does not commit on top of it.
-    (re.compile(r"Failed to commit transaction: \d+$"), "ConcurrentWriteException"),
-    (re.compile(r"Concurrent transaction failed"), "ConcurrentTransactionException"),
-    (re.compile(r"added new data"), "ConcurrentAppendException"),
-    (re.compile(r"deleted (the same )?data .* read", re.IGNORECASE), "ConcurrentDeleteReadException"),
-    (re.compile(r"deleted the same data", re.IGNORECASE), "ConcurrentDeleteDeleteException"),
-    (re.compile(r"Metadata changed"), "MetadataChangedException"),
-    (re.compile(r"Protocol changed"), "ProtocolChangedException"),
-)
-"""What delta-rs 1.6 says in a `CommitFailedError`, and what Delta calls it."""
-_NATIVE_LOST_COMMIT = "CommitFailedError"
 _CODE = re.compile(r"\[(DELTA_[A-Z_]+)[.\]]")
 
 
@@ -81,32 +62,28 @@ _NOTHING_WRITTEN = "nothing was written, restart the query"
 
 
 def conflict_class(error: BaseException) -> str | None:
-    """The class of the lost optimistic commit behind an error, or None when it is none.
+    """The class of the lost optimistic commit behind an error, or None.
 
-    Python's conflict classes share no base class (delta-spark 4.4.0), and a wrapped cause arrives
-    untyped, so class names and error codes are looked up along the Python and Java causes.
+    Python's conflict classes share no base class (delta-spark 4.4.0), and a wrapped cause arrives untyped, so class
+    names and error codes are searched along the Python and Java causes.
     """
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
         seen.append(current)
-        found = _of_one(type(current).__name__, str(current).split("\n", 1)[0])
-        if found:
-            return found
-        for class_name, message in java_causes(current):
-            found = _of_one(class_name.rsplit(".", 1)[-1], message.split("\n", 1)[0])
-            if found:
-                return found
+        causes = [(type(current).__name__, str(current)), *java_causes(current)]
+        known = filter(None, (_known_class(name.rsplit(".", 1)[-1], message) for name, message in causes))
+        conflict = next(known, None)
+        if conflict:
+            return conflict
         current = current.__cause__
     return None
 
 
-def _of_one(class_name: str, first_line: str) -> str | None:
-    if class_name in VERDICTS:
+def _known_class(class_name: str, message: str) -> str | None:
+    if class_name in CONFLICT_KINDS:
         return class_name
-    if class_name == _NATIVE_LOST_COMMIT:
-        return next((found for pattern, found in _BY_TEXT if pattern.search(first_line)), None)
-    code = _CODE.search(first_line)
+    code = _CODE.search(message.split("\n", 1)[0])
     return _BY_CODE.get(code.group(1)) if code else None
 
 
@@ -117,16 +94,9 @@ def run(
     sleep: Callable[[float], None] = time.sleep,
     on_conflict: Callable[[CommitConflictError], None] = lambda _: None,
 ) -> T:
-    """Run an attempt until it does not lose, within the policy.
+    """Run an attempt, which gets its number from 1, until it does not lose or the policy is exhausted.
 
-    Args:
-        attempt: gets the number of the attempt, from 1; raises `CommitConflictError` when it lost.
-        policy: attempts, time budget and backoff.
-        sleep: waits the given seconds; replaced in tests.
-        on_conflict: called once per lost attempt, the last one included.
-
-    Raises:
-        CommitConflictError: the last conflict, with attempts and seconds, when the policy is exhausted.
+    The last conflict is raised with attempts and seconds; `on_conflict` gets each of them.
     """
     started = time.monotonic()
     lost = 0
@@ -163,33 +133,42 @@ def run(
     raise AssertionError(msg)
 
 
+def commit(command: Callable[[], None], policy: RetryPolicy, *, target: str) -> None:
+    """Run a command that commits to a table until it does not lose."""
+
+    def attempt(_: int) -> None:
+        try:
+            command()
+        except Exception as err:
+            lost = conflict(err, target=target, batch_id=None)
+            if lost is None:
+                raise
+            raise lost from err
+
+    run(attempt, policy)
+
+
 def conflict(
     error: BaseException, *, target: str, batch_id: int | None, remedy: str = _NOTHING_WRITTEN
 ) -> CommitConflictError | None:
     """Our error for a lost commit, or None for any other error."""
-    found = conflict_class(error)
-    if found is None:
+    lost = conflict_class(error)
+    if lost is None:
         return None
     where = "" if batch_id is None else f" for batch {batch_id}"
     msg = (
-        f"[COMMIT_CONFLICT] a commit to {target!r}{where} lost against another writer ({found}); {remedy}, or raise"
+        f"[COMMIT_CONFLICT] a commit to {target!r}{where} lost against another writer ({lost}); {remedy}, or raise"
         " attempts or budget of the retry policy"
     )
-    return CommitConflictError(msg, conflict=found, target=target, batch_id=batch_id)
+    return CommitConflictError(msg, conflict=lost, target=target, batch_id=batch_id)
 
 
 def _warn(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     if isinstance(error, CommitConflictError):
-        tell(
-            log.warning,
-            "commit_conflict",
-            target=error.target,
-            batch_id=error.batch_id,
-            conflict=error.conflict,
-            attempt=error.attempts,
-            wait_seconds=round(state.next_action.sleep, 3) if state.next_action else None,
-        )
+        wait = round(state.next_action.sleep, 3) if state.next_action else None
+        facts = {"conflict": error.conflict, "attempt": error.attempts, "wait_seconds": wait}
+        tell(log.warning, "commit_conflict", target=error.target, batch_id=error.batch_id, **facts)
 
 
-assert set(VERDICTS) == set(CONFLICTS), "results.CONFLICTS and retry.VERDICTS name the same classes"
+assert set(CONFLICT_KINDS) == set(CONFLICTS), "results.CONFLICTS and retry.CONFLICT_KINDS name the same classes"

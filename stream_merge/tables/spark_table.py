@@ -1,4 +1,4 @@
-"""What a Delta table looks like now, and how one is created or made ready for the sink."""
+"""What a Delta table is like now, and how one is created or prepared for the sink."""
 
 from __future__ import annotations
 
@@ -12,20 +12,13 @@ from delta.tables import DeltaTable, DeltaTableBuilder
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
-from stream_merge.model.snapshot import (
-    FEED_PROPERTY,
-    VECTORS_PROPERTY,
-    CommitRecord,
-    History,
-    TableSnapshot,
-    metrics_of_history,
-)
+from stream_merge.model.snapshot import FEED_PROPERTY, VECTORS_PROPERTY, CommitRecord, TableSnapshot, metrics_of_history
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import widening
 from stream_merge.shapes.layout import Layout
@@ -35,6 +28,7 @@ from stream_merge.spark.errors import reason
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path, remove_begun
 from stream_merge.spark.jvm import caches_nothing, pins_threads
 from stream_merge.spark.versions import to_ddl
+from stream_merge.tables.files.footers import inner_types
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +37,11 @@ _CREATE_PAUSE_SECONDS = 0.2
 """Another writer may create the table at the same moment: its folder shows before its table does."""
 _BEING_CREATED = ("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION", "DELTA_TABLE_NOT_FOUND")
 _KEPT_TO = ("delta.", names.TOMBSTONES_PROPERTY)
-"""Properties that are set where they say something else; keys and sequence are refused there."""
+"""Properties that are set where they differ; keys and sequence are refused there."""
 _TIMESTAMP_TYPE_CONF = "spark.sql.timestampType"
 """What TIMESTAMP means in SQL text. DDL of a schema says TIMESTAMP for instants alone."""
 _PREPARE_TRIES = 5
-"""Another writer may prepare the table at the same moment; each loss is followed by a fresh look."""
+"""Another writer may prepare the table at the same moment; it is read again after each loss."""
 
 
 def delta_table(session: SparkSession, target: TableRef) -> DeltaTable:
@@ -61,22 +55,18 @@ def newest(session: SparkSession, target: TableRef) -> Any:
     """Delta's own snapshot of a table that is there, freshly loaded."""
     if target.path is not None:
         return delta.newest(session, delta_table(session, target))
-    found = catalog.entry(session, target)
-    if found is None:
+    entry = catalog.entry(session, target)
+    if entry is None:
         msg = f"[TABLE_NOT_FOUND] the catalog no longer has table {target!r}; restore the table"
         raise ConfigError(msg, target=target)
-    return found.newest()
+    return entry.newest()
 
 
 def find(session: SparkSession, target: TableRef) -> TableSnapshot | None:
-    """The table's newest snapshot, or None when nothing is there.
-
-    Raises:
-        ConfigError: something is there, but it is not a Delta table, or one that its catalog commits to.
-    """
+    """The table's newest snapshot, or None when nothing is there; refuses what is not a Delta table."""
     if target.path is None:
-        found = catalog.entry(session, target)
-        return None if found is None else delta.snapshot(session, found.newest())
+        entry = catalog.entry(session, target)
+        return None if entry is None else delta.snapshot(session, entry.newest())
     try:
         return delta.snapshot(session, newest(session, target))
     except AnalysisException:
@@ -95,21 +85,21 @@ def find(session: SparkSession, target: TableRef) -> TableSnapshot | None:
 def rows(session: SparkSession, target: TableRef, *, version: int | None = None) -> DataFrame:
     """The table's rows at a version; None: at its newest, whatever a user has cached of it.
 
-    Spark takes cached rows for those of the table, however old: what others, or delta-rs, have committed since is not
-    among them. A version that is asked for by its number is another plan.
+    Spark uses cached rows, however old: they lack what others, or the driver, have committed since. A version that is
+    asked for by its number is another plan.
     """
     reader = session.read.format("delta")
     if version is not None:
         reader = reader.option("versionAsOf", version)
-    found = reader.load(target.path) if target.path is not None else reader.table(target)
-    if version is not None or not (found.storageLevel.useMemory or found.storageLevel.useDisk):
-        return found
+    rows_now = reader.load(target.path) if target.path is not None else reader.table(target)
+    if version is not None or not (rows_now.storageLevel.useMemory or rows_now.storageLevel.useDisk):
+        return rows_now
     newest = find(session, target)
-    return found if newest is None else rows(session, target, version=newest.version)
+    return rows_now if newest is None else rows(session, target, version=newest.version)
 
 
 def refresh_cached(session: SparkSession, target: TableRef) -> None:
-    """After a commit that Spark has not made: have it read anew what a user has cached of the table."""
+    """Have Spark read again what a user has cached of the table, after a commit that it has not made."""
     if caches_nothing(session):
         return
     if target.path is not None:
@@ -119,15 +109,15 @@ def refresh_cached(session: SparkSession, target: TableRef) -> None:
 
 
 def location(session: SparkSession, target: TableRef) -> TableRef:
-    """Where a target lies, however it is spelled; of a catalog table that is not there yet, its name."""
+    """Location of a target, however it is spelled; the name of a catalog table that does not exist yet."""
     if target.path is not None:
         return TableRef(qualified_path(session, target.path))
-    found = catalog.entry(session, target)
-    return target if found is None else TableRef(found.location)
+    entry = catalog.entry(session, target)
+    return target if entry is None else TableRef(entry.location)
 
 
 def named_location(session: SparkSession, target: TableRef) -> str | None:
-    """As `location`, of a table that is named in a catalog; None of a path, which says itself where it lies."""
+    """Location of a table that is named in a catalog; None of a path."""
     return None if target.path is not None else location(session, target)
 
 
@@ -167,7 +157,7 @@ _PLAIN_TYPES = frozenset(
 def create_plain(
     session: SparkSession, target: TableRef, fields: Sequence[StructField], *, properties: Mapping[str, str]
 ) -> TableSnapshot:
-    """As `create`, for a table that is known to be missing: in the driver where its log is all that has to be written.
+    """Create a table that is known to be missing: in the driver where its log is all that has to be written.
 
     Spark creates it in a catalog, where a column or type needs a table feature, and where confs give it properties.
     """
@@ -178,10 +168,10 @@ def create_plain(
         except (FileExistsError, Py4JJavaError) as err:  # Spark finds out what is there, or what is wrong
             tell(log.info, "table_left_to_spark", table=target, error=reason(err))
         else:
-            found = find(session, target)
-            if found is not None:
+            created = find(session, target)
+            if created is not None:
                 tell(log.info, "table_created", table=target)
-                return found
+                return created
     return create(session, target, fields, properties=properties)
 
 
@@ -198,9 +188,9 @@ def _created(session: SparkSession, target: TableRef, builder: DeltaTableBuilder
         try:
             builder.execute()
         except Exception as err:
-            found = find(session, target)
-            if found is not None:
-                return found
+            table = find(session, target)
+            if table is not None:
+                return table
             if not left or not any(code in str(err) for code in _BEING_CREATED):
                 msg = f"[WRITE_FAILED] table {target!r} cannot be created: {reason(err)}"
                 if target.path is None and "NON_EMPTY_LOCATION" in str(err):
@@ -222,17 +212,10 @@ def _created(session: SparkSession, target: TableRef, builder: DeltaTableBuilder
 def start_over(
     session: SparkSession, target: TableRef, fields: Sequence[StructField], *, properties: Mapping[str, str], once: str
 ) -> None:
-    """Empty a table of the sink and give it other columns and properties, in this order: a crash in between repeats.
+    """Empty a table of the sink, then give it other columns and properties: a crash in between repeats.
 
-    Delta's CREATE OR REPLACE is a plain CREATE for a path and refuses another schema or property (4.4).
-
-    Args:
-        session: any.
-        target: catalog name or path.
-        fields: columns from now on.
-        properties: of the sink, written when the table is empty.
-        once: id of the transaction that empties it. Delta skips one that the table has seen already, so that a
-            process that comes late does not remove what another one has written to the emptied table.
+    Delta's CREATE OR REPLACE is a plain CREATE for a path and refuses another schema or property (4.4). Delta skips a
+    transaction `once` that the table has seen already, so that a late process does not empty it again.
     """
     identifier = target.sql
     if needs_column_mapping(fields):
@@ -242,15 +225,10 @@ def start_over(
 
 
 def rewrite(rows: DataFrame, target: TableRef, *, once: str | None = None) -> None:
-    """Put rows of a table, in other types, in the place of all its rows, in one commit; properties stay.
+    """Replace all rows of a table by these, in other types, in one commit; properties stay.
 
-    The rows are read by the very transaction that replaces them (PrepareDeltaScan, Delta 4.4), so that what somebody
-    appends meanwhile is either among them or makes this commit lose.
-
-    Args:
-        rows: in the types that the table is to have.
-        target: catalog name or path.
-        once: application id of a transaction that happens once in the table's life; None writes none.
+    The rows are read by the very transaction that replaces them (PrepareDeltaScan, Delta 4.4): what somebody appends
+    meanwhile is either among them or makes this commit lose. `once`: id of a transaction that happens only once.
     """
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if once is not None:
@@ -270,7 +248,7 @@ def _listed(properties: Mapping[str, str]) -> str:
 
 
 def _spelled(wanted: Sequence[str], fields: Sequence[StructField]) -> list[str]:
-    """The columns as the table spells them; `check_target` has found them all."""
+    """The columns as the table spells them; `check_target` has resolved them all."""
     known = [f.name for f in fields]
     return [columns.resolve(name, known, case_sensitive=False) or name for name in wanted]
 
@@ -283,20 +261,15 @@ def needs_column_mapping(fields: Iterable[StructField]) -> bool:
 def _needs_mapping(dtype: DataType) -> bool:
     if isinstance(dtype, StructType):
         return needs_column_mapping(dtype.fields)
-    if isinstance(dtype, ArrayType):
-        return _needs_mapping(dtype.elementType)
-    if isinstance(dtype, MapType):
-        return _needs_mapping(dtype.keyType) or _needs_mapping(dtype.valueType)
-    return False
+    return any(map(_needs_mapping, inner_types(dtype)))
 
 
 NEW_TARGETS: Mapping[str, str] = {VECTORS_PROPERTY: "true"}
-"""What a target has that the sink creates, unless `table_properties` says otherwise: without deletion vectors a batch
-of a few rows writes whole files anew."""
+"""Properties of new targets: without deletion vectors a batch of a few rows rewrites complete files."""
 
 
 def target_properties(spec: MergeSpec, layout: Layout) -> dict[str, str]:
-    """What the sink records with the target, and the feed it needs."""
+    """Properties that the sink records in the target, and the feed it needs."""
     feed = {FEED_PROPERTY: "true"} if spec.change_data_feed else {}
     return {**feed, **recorded_properties(layout)}
 
@@ -310,24 +283,24 @@ def recorded_properties(layout: Layout) -> dict[str, str]:
     }
 
 
-def lacks_reserved(found: TableSnapshot, layout: Layout) -> bool:
-    """Whether the reserved column for the sequence is wanted and not there."""
-    return layout.sequence_columns is None and names.SEQUENCE_COLUMN not in found.schema.names
+def lacks_reserved(table: TableSnapshot, layout: Layout) -> bool:
+    """Whether the table lacks the reserved column for the sequence."""
+    return layout.sequence_columns is None and names.SEQUENCE_COLUMN not in table.schema.names
 
 
-def is_prepared(found: TableSnapshot, target: TableRef, layout: Layout, properties: Mapping[str, str]) -> bool:
-    """Whether an existing table lacks nothing that `prepared` would give it."""
-    return not _missing(target, found, layout, properties)
+def is_prepared(table: TableSnapshot, target: TableRef, layout: Layout, properties: Mapping[str, str]) -> bool:
+    """Whether `prepared` would change nothing in an existing table."""
+    return not _missing(target, table, layout, properties)
 
 
 def prepared(
-    session: SparkSession, target: TableRef, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]
+    session: SparkSession, target: TableRef, table: TableSnapshot, layout: Layout, properties: Mapping[str, str]
 ) -> TableSnapshot:
-    """Give an existing table the reserved column, properties and wider types that it lacks; often there are none."""
+    """Give an existing table the reserved column, properties and wider types that it lacks."""
     for left in reversed(range(_PREPARE_TRIES)):
-        statements = _missing(target, found, layout, properties)
+        statements = _missing(target, table, layout, properties)
         if not statements:
-            return found
+            return table
         try:
             for statement in statements:
                 with holding(session, {_TIMESTAMP_TYPE_CONF: "TIMESTAMP_LTZ"}):
@@ -339,36 +312,36 @@ def prepared(
             if not left:
                 msg = f"[WRITE_FAILED] table {target!r} cannot be prepared: {reason(err)}"
                 raise ConfigError(msg, target=target) from err
-        found = find(session, target) or found
-    return found
+        table = find(session, target) or table
+    return table
 
 
-def _missing(target: TableRef, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]) -> list[str]:
+def _missing(target: TableRef, table: TableSnapshot, layout: Layout, properties: Mapping[str, str]) -> list[str]:
     identifier = target.sql
     statements: list[str] = []
     # Before the property that says there is one: where it is missing later, somebody has taken it away.
-    if lacks_reserved(found, layout):
+    if lacks_reserved(table, layout):
         column = to_ddl(StructType([StructField(names.SEQUENCE_COLUMN, layout.sequence_type)]))
         statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({column})")
-    added = [field for field in layout.beside if field.name not in found.schema.names]
+    added = [field for field in layout.beside if field.name not in table.schema.names]
     if added:
         statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({to_ddl(StructType(added))})")
     absent = {
         key: value
         for key, value in properties.items()
-        if key not in found.properties or (key.startswith(_KEPT_TO) and found.properties[key] != value)
+        if key not in table.properties or (key.startswith(_KEPT_TO) and table.properties[key] != value)
     }
     if absent:
         statements.append(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(absent)})")
-    pending = widening.pending(layout.type_changes, found.schema)
-    return [*statements, *widening.statements(target, pending, found.properties)]
+    pending = widening.pending(layout.type_changes, table.schema)
+    return [*statements, *widening.statements(target, pending, table.properties)]
 
 
 _MEANWHILE = 100
-"""Commits of others during a look."""
+"""Commits of others during a read."""
 
 
-def history(session: SparkSession, target: TableRef, *, newer_than: int, up_to: int) -> list[CommitRecord]:
+def history(session: SparkSession, target: TableRef, newer_than: int, up_to: int) -> list[CommitRecord]:
     """The commits in a range of versions up to the table's newest, newest first; Delta counts from there (4.4)."""
     wanted = up_to - newer_than
     if wanted <= 0:
@@ -388,11 +361,6 @@ def history(session: SparkSession, target: TableRef, *, newer_than: int, up_to: 
         for row in rows
         if row["version"] > newer_than
     ]
-
-
-def history_of(session: SparkSession, target: TableRef) -> History:
-    """`history` of one table."""
-    return lambda newer_than, up_to: history(session, target, newer_than=newer_than, up_to=up_to)
 
 
 def changes(session: SparkSession, target: TableRef, version: int) -> DataFrame:

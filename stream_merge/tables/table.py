@@ -1,4 +1,4 @@
-"""A table of a sink, located once per call: its snapshot, its commits, and the driver's access to it."""
+"""A table of a sink, located once per call: its snapshot, its commits, and the driver's handle of it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Tables:
-    """The tables of one sink.
-
-    Args:
-        spec: the sink's settings.
-    """
+    """The tables of one sink."""
 
     def __init__(self, spec: MergeSpec) -> None:
         access = DriverAccess(spec)
@@ -47,12 +43,9 @@ class Tables:
         self._access = access
 
     def begin(self, session: SparkSession) -> None:
-        """A call begins: catalogs are asked again, once for each table, and credentials may have been renewed.
+        """Start a call: catalogs are asked again, once for each table, and credentials may have been renewed.
 
         A table that was dropped and created again at another location is merged into where it is now.
-
-        Args:
-            session: the sink's own.
         """
         self._access.begin(session)
         for table in (self.target, self.tombstones, self.quarantine):
@@ -63,8 +56,8 @@ class DriverAccess:
     """Where the driver may read and write tables, and how it reaches object stores.
 
     On a local disk it writes under Spark's lock. An object store is left to Spark unless its commits and the driver's
-    exclude each other there, or nobody else writes (`single_writer`). There it goes by Spark's own settings, unless the
-    sink has `storage_options`.
+    exclude each other there, or nobody else writes (`single_writer`). Without `storage_options` it uses Spark's
+    settings.
     """
 
     def __init__(self, spec: MergeSpec) -> None:
@@ -82,7 +75,7 @@ class DriverAccess:
         """Buckets in which Spark and the driver have seen the same table."""
 
     def begin(self, session: SparkSession) -> None:
-        """Forget what holds for one call."""
+        """Forget what is cached for one call."""
         self._session = session
         self._options.clear()
         self._excluding.clear()
@@ -101,11 +94,7 @@ class DriverAccess:
         return self._excluding[bucket]
 
     def options(self, location: str) -> Mapping[str, str] | None:
-        """How the driver reaches a location; None on a local disk, and in an object store whose settings are unknown.
-
-        Raises:
-            NotTranslatedError: the driver has no equivalent of Spark's settings.
-        """
+        """How the driver reaches an object store; None on a local disk, and where its settings are unknown."""
         if locations.local_path(location) is not None:
             return None
         if self._spec.storage_options is not None:
@@ -116,12 +105,7 @@ class DriverAccess:
         return self._options[bucket]
 
     def expect_conditional_writes(self, location: str) -> None:
-        """Try once per bucket whether the object store respects the condition of commits; the driver would not notice.
-
-        Raises:
-            ConfigError: it ignores the condition, or cannot be asked.
-            Py4JJavaError: the object store is unavailable.
-        """
+        """Check once per bucket that the store respects conditional writes; the driver would not notice."""
         bucket = _bucket(location)
         if self._spec.single_writer or locations.local_path(location) is not None or bucket in self._conditional:
             return
@@ -134,18 +118,15 @@ class DriverAccess:
             raise ConfigError(msg) from err
         self._conditional.add(bucket)
 
-    def expect_same_store(self, ref: TableRef, found: LogHandle) -> None:
-        """Whether Spark reads the same table: environment variables or options may lead to another object store.
+    def expect_same_store(self, ref: TableRef, handle: LogHandle) -> None:
+        """Stop where Spark reads another table: environment variables or options may lead to another object store.
 
         Cost: nothing on a local disk; else Spark reads the log, once for each handle.
-
-        Raises:
-            ConfigError: they see different ones.
         """
-        if locations.local_path(found.location) is not None:
+        if locations.local_path(handle.location) is not None:
             return
         theirs = spark_table.find(self._session, ref)
-        ours = found.snapshot().table_id
+        ours = handle.snapshot().table_id
         if theirs is None or theirs.table_id != ours:
             there = "no table" if theirs is None else f"the one with Delta table id {theirs.table_id}"
             msg = (
@@ -153,20 +134,15 @@ class DriverAccess:
                 " make storage_options, AWS_* and AZURE_* in the environment match Spark's settings"
             )
             raise ConfigError(msg, target=ref)
-        self._same_store.add(_bucket(found.location))
+        self._same_store.add(_bucket(handle.location))
 
     def sees_as_spark(self, location: str) -> bool:
-        """Whether what the driver does not find at a location is not there for Spark, either."""
+        """Whether a table that the driver does not see at a location does not exist for Spark, either."""
         return locations.local_path(location) is None and _bucket(location) in self._same_store
 
 
 class Table:
-    """One Delta table, across the calls of a sink. The driver's handle is kept from call to call.
-
-    Args:
-        ref: how the sink names it.
-        access: of the sink.
-    """
+    """One Delta table, across the calls of a sink; the driver's handle is cached."""
 
     def __init__(self, ref: TableRef, access: DriverAccess) -> None:
         self.ref = ref
@@ -182,32 +158,28 @@ class Table:
         self._is_warned = False
 
     def begin(self, session: SparkSession) -> None:
-        """A call begins (`Tables.begin`)."""
+        """Start a call (`Tables.begin`)."""
         self._session = session
         self._entry = None
         self._is_current = False
 
     @property
     def location(self) -> TableRef:
-        """As Hadoop resolves it; the catalog name of a table that is not there yet.
-
-        Raises:
-            ConfigError: Hadoop takes a path without a scheme for one of another file system than this disk.
-        """
+        """The location as Hadoop resolves it; the catalog name of a table that does not exist yet."""
         if self.ref.path is None:
             entry = self._catalog_entry()
             return self.ref if entry is None else TableRef(entry.location)
         if self._location is None:
-            found = spark_table.location(self._session, self.ref)
-            places.expect_scheme(self.ref, found)
-            self._location = found
+            location = spark_table.location(self._session, self.ref)
+            places.expect_scheme(self.ref, location)
+            self._location = location
         return self._location
 
     @property
     def location_to_be(self) -> TableRef:
-        """As `location`, also of a table that is not there yet; its full name where the catalog chooses."""
-        found = self.location
-        return TableRef(catalog.place_to_be(self._session, found)) if found.path is None else found
+        """The location, also of a table that does not exist yet; its full name where the catalog chooses."""
+        location = self.location
+        return TableRef(catalog.place_to_be(self._session, location)) if location.path is None else location
 
     @property
     def known_location(self) -> str | None:
@@ -216,17 +188,13 @@ class Table:
 
     @property
     def full_name(self) -> str:
-        """A catalog name with all its parts, as SQL; the sink's own session keeps the meaning of the first call."""
+        """A catalog name with all its parts, as SQL, resolved at the first call."""
         if self._full_name is None:
             self._full_name = catalog.full_name(self._session, self.ref)
         return self._full_name
 
     def snapshot(self) -> TableSnapshot | None:
-        """The newest version of the table; None where there is no table.
-
-        Raises:
-            ConfigError: something is there, but it is not a Delta table.
-        """
+        """The newest version of the table; None where there is no table."""
         location = self._found_at()
         driver = self.driver()
         if driver is not None:
@@ -247,8 +215,7 @@ class Table:
     def driver(self, *, must_read: bool = False) -> LogHandle | None:
         """The driver's handle, up to date; None where there is no table, or the driver may not write it.
 
-        Args:
-            must_read: raise where the log cannot be read: it must not pass for one that is not there.
+        `must_read` raises where the log cannot be read: it must not pass for a missing table.
         """
         location = self._found_at()
         if location is None or not self._access.may_write(location):
@@ -268,7 +235,7 @@ class Table:
             return None
 
     def current_driver(self) -> LogHandle | None:
-        """As `driver`, at the version that this call has read last: for what does not change within a call."""
+        """The handle at the version that this call has read last: for what does not change within a call."""
         return self._handle if self._handle is not None and self._is_current else self.driver()
 
     def cached_driver(self) -> LogHandle | None:
@@ -276,10 +243,7 @@ class Table:
         return self._handle
 
     def files(self) -> pa.Table | None:
-        """The data files with their statistics (`LogHandle.files`), up to date; None where only Spark reads the log.
-
-        Reading a log is harmless beside whatever engine writes it.
-        """
+        """The data files with their statistics (`LogHandle.files`), up to date; None where only Spark reads the log."""
         driver = self.driver()
         location = self._found_at()
         try:
@@ -293,13 +257,13 @@ class Table:
             return None
 
     def _catalog_entry(self) -> Entry | None:
-        """What the catalog has under the name; one that has nothing is asked again, since a call creates tables."""
+        """The catalog's entry; a missing one is asked for again, since a call creates tables."""
         if self._entry is None:
             self._entry = catalog.entry(self._session, self.ref)
         return self._entry
 
     def _found_at(self) -> str | None:
-        """The location that the driver may be given; None where it would take it for another one, or there is none."""
+        """The location for the driver; None where it would read it differently, or there is none."""
         if self.ref.path is not None:
             location: str | None = self.ref.path
         else:
@@ -311,40 +275,40 @@ class Table:
         return location if local is None or _is_table(local) else None
 
     def _up_to_date(self, location: str) -> LogHandle | None:
-        """The handle at a location; one of another location is given up."""
-        kept, self._handle = self._handle, None
-        found = self._opened(kept, location)
-        if found is None:
+        """The handle at a location, refreshed or opened."""
+        before, self._handle = self._handle, None
+        handle = self._opened(before, location)
+        if handle is None:
             self._is_current = True
             return None
-        self._access.expect_conditional_writes(found.location)
-        found.snapshot()  # reads the log's file list, too
+        self._access.expect_conditional_writes(handle.location)
+        handle.snapshot()  # reads the log's file list, too
         session = self._session
-        if found is not kept:
-            found.scratch = places.scratch(session)
-        found.checkpoint_by_spark = partial(write_checkpoint, session, found.location)
+        if handle is not before:
+            handle.scratch = places.scratch(session)
+        handle.checkpoint_by_spark = partial(write_checkpoint, session, handle.location)
         if locations.local_path(location) is not None:  # object stores exclude, or the sink is the only writer
-            found.lock = partial(commit_lock, session, found.location)
+            handle.lock = partial(commit_lock, session, handle.location)
         else:
-            found.put = partial(put_commit, session, found.location)
-        self._handle, self._is_current = found, True
-        return found
+            handle.put = partial(put_commit, session, handle.location)
+        self._handle, self._is_current = handle, True
+        return handle
 
     def _read_only(self, location: str) -> LogHandle | None:
         if locations.local_path(location) is None and self._access.options(location) is None:
             return None
         return self._opened(None, location)
 
-    def _opened(self, kept: LogHandle | None, location: str) -> LogHandle | None:
+    def _opened(self, before: LogHandle | None, location: str) -> LogHandle | None:
         local = locations.local_path(location)
         at, options = location if local is None else str(local), self._access.options(location)
-        if kept is not None and kept.is_at(at, options):
-            (kept.follow if self._is_current else kept.refresh)()
-            return kept
-        found = open_table(at, options)
-        if found is not None:
-            self._access.expect_same_store(self.ref, found)
-        return found
+        if before is not None and before.is_at(at, options):
+            (before.follow if self._is_current else before.refresh)()
+            return before
+        handle = open_table(at, options)
+        if handle is not None:
+            self._access.expect_same_store(self.ref, handle)
+        return handle
 
 
 def _bucket(location: str) -> str:

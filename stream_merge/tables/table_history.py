@@ -1,4 +1,4 @@
-"""A table's newest commits as `stream-merge report` draws them: from the log and the quarantine, without Spark."""
+"""A table's newest commits for `stream-merge report`: from the log and the quarantine, without Spark."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from stream_merge.model.results import FATES
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.explain import find, opened
-from stream_merge.tables.files.copies import RemoteLog
 from stream_merge.tables.log.handle import LogHandle, record
-from stream_merge.tables.log.live_files import LiveFiles
-from stream_merge.tables.log.objects import AT_ONCE
+from stream_merge.tables.log.live_files import LiveFiles, RemoteLog
 
+_AT_ONCE = 16
+"""Parallel requests."""
 _READ = tuple(b'{"%s"' % action for action in (b"commitInfo", b"add", b"remove"))
-"""How lines of a commit begin that are parsed."""
+"""Lines of a commit that are parsed."""
 
 
 class Files(NamedTuple):
@@ -34,7 +34,7 @@ class Files(NamedTuple):
     """Rows that deletion vectors mark as deleted."""
 
     def minus(self, other: Files) -> Files:
-        """Field by field."""
+        """The difference, field by field."""
         return Files(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
     @classmethod
@@ -59,7 +59,7 @@ class Commit:
 
     @property
     def at(self) -> datetime | None:
-        """When it was committed, UTC."""
+        """Time of the commit, UTC."""
         stamp = self.record.timestamp_ms
         return None if stamp is None else datetime.fromtimestamp(stamp / 1000, UTC)
 
@@ -70,30 +70,30 @@ class Commit:
 
     @property
     def batch_id(self) -> int | None:
-        """Of the batch; None where it is no batch's."""
+        """Batch id; None if it merged none."""
         return self._ours.get("batch_id")
 
     @property
     def engine(self) -> str:
-        """Which engine merged; empty where it is no batch's."""
+        """Engine of the batch; empty if it merged none."""
         return str(self._ours.get("engine", ""))
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of the batch by phase up to its commit; of commits without them those of the merge alone."""
+        """Seconds of the batch by phase up to its commit; without them those of the merge alone."""
         seconds = {str(phase): float(spent) for phase, spent in (self._ours.get("seconds") or {}).items()}
         merge = self.record.metrics.get("executionTimeMs", 0) / 1000
         return {**seconds, "merge": seconds.get("merge", 0.0) + merge}
 
     @property
     def seconds(self) -> float:
-        """Of the batch up to its commit."""
+        """Seconds of the batch up to its commit."""
         return sum(self.phases.values())
 
     @property
     def fates(self) -> dict[str, int]:
-        """Events of the batch by fate; of older commits changed rows alone. A later re-check is not in them."""
-        metrics, said = self.record.metrics, self._ours.get("events")
+        """Events of the batch by fate, without a later re-check; older commits show changed rows alone."""
+        metrics, events = self.record.metrics, self._ours.get("events")
         known = {
             "inserted": metrics.get("numTargetRowsInserted", 0),
             **{
@@ -101,9 +101,9 @@ class Commit:
                 for fate, what in (("updated", "Updated"), ("deleted", "Deleted"))
             },
         }
-        if said is not None:
-            known |= {fate: int(said[fate]) for fate in ("quarantined", "collapsed", "stale")}
-            known["unaffected"] = max(0, int(said["received"]) - sum(known.values()))
+        if events is not None:
+            known |= {fate: int(events[fate]) for fate in ("quarantined", "collapsed", "stale")}
+            known["unaffected"] = max(0, int(events["received"]) - sum(known.values()))
         return {fate: known.get(fate, 0) for fate in FATES}
 
     @property
@@ -154,14 +154,6 @@ def table_history(target: str, *, last: int = 1000, storage_options: Mapping[str
     """Read a table's newest commits.
 
     Cost: a request for each commit, many at once; the newest checkpoint; the quarantine.
-
-    Args:
-        target: path or URI of the table.
-        last: how many commits to read at most; the log may have fewer.
-        storage_options: credentials for an object store.
-
-    Raises:
-        ConfigError: there is no Delta table, or none that can be read without Spark.
     """
     table = opened(target, storage_options)
     live = list(LiveFiles(RemoteLog(table)).at(table.version).values())
@@ -179,17 +171,17 @@ def table_history(target: str, *, last: int = 1000, storage_options: Mapping[str
 
 def _commits(table: LogHandle, after: Files, last: int) -> tuple[Commit, ...]:
     """The newest commits, oldest first; each version's files follow from those of the version after it."""
-    found: list[Commit] = []
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    newest: list[Commit] = []
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
         versions = range(table.version, max(-1, table.version - last), -1)
         commits = threads.map(lambda version: _commit(table, version), versions)
         for commit in commits:
             if commit is None:  # the log is tidied up to here
                 threads.shutdown(cancel_futures=True)
                 break
-            found.append(replace(commit, after=after))
+            newest.append(replace(commit, after=after))
             after = after.minus(commit.changed)
-    return tuple(reversed(found))
+    return tuple(reversed(newest))
 
 
 def _commit(table: LogHandle, version: int) -> Commit | None:
@@ -217,7 +209,7 @@ def _quarantined(
     oldest = commits[0]  # events of the batch that makes the table are in quarantine before
     since = None if oldest.record.version == 0 else oldest.at
     try:
-        found = beside.query(
+        rows = beside.query(
             "SELECT reason, recorded_at, count(*) AS events"
             " FROM (SELECT unnest(reasons) AS reason, recorded_at FROM log)"
             " GROUP BY reason, recorded_at ORDER BY recorded_at, reason"
@@ -225,6 +217,6 @@ def _quarantined(
     except Exception as err:
         msg = f"[NEEDS_SPARK] the quarantine of {target!r} cannot be read without Spark: {err}; read it in Spark"
         raise ConfigError(msg, target=target) from err
-    for row in found.to_pylist():
+    for row in rows.to_pylist():
         if since is None or row["recorded_at"] >= since:
             yield Quarantined(at=row["recorded_at"], reason=row["reason"], events=row["events"])

@@ -1,4 +1,4 @@
-"""Merge-on-read's conditions over Arrow hold for the same pairs of events and rows as those that Spark executes.
+"""The driver's conditions over Arrow hold for the same pairs of events and rows as those that Spark executes.
 
 Needs a JVM: what equals what, and what comes first, is Spark's to say, in generated code and in interpreted.
 """

@@ -130,7 +130,7 @@ def test_a_replay_beside_another_one_merges_nothing(
         now = next(times)
         if not now:
             places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
-            claims = replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=job.checkpoint)
+            claims = replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=job.checkpoint)
             assert claims is not None
             claims._claim(places)
             now = next(times)
@@ -170,7 +170,7 @@ def test_a_merge_that_lands_right_before_its_claim_is_settled_is_not_repeated(
 ) -> None:
     """Between the look for its id and the commit that takes it: by Delta's rules both may stand in the table."""
     kill_before_the_merge(job, monkeypatch)
-    claims = replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=job.checkpoint)
+    claims = replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=job.checkpoint)
     assert claims is not None
     at = claims._claimed()
     assert at is not None
@@ -214,7 +214,7 @@ def test_a_merge_that_comes_too_late_forgets_no_delete(
     begun = getattr(steps, step)
 
     def late(*args: Any) -> Any:
-        claims = replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=job.checkpoint)
+        claims = replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=job.checkpoint)
         assert claims is not None
         claims.settle()  # as a job does that starts elsewhere
         return begun(*args)
@@ -233,7 +233,7 @@ def test_a_claim_is_known_by_its_checkpoint_however_it_is_spelled(job: AddingJob
     places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
     spelled = (f"file://{job.checkpoint}/", os.path.relpath(job.checkpoint))
     ours, *others = (
-        replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=owner)
+        replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=owner)
         for owner in (job.checkpoint, *spelled)
     )
     assert ours is not None
@@ -272,7 +272,7 @@ def test_what_a_replay_has_left_undone_is_done_by_the_next_one(
 
 def test_replays_of_two_queries_into_one_table_leave_each_other_alone(job: AddingJob) -> None:
     mine, other = (
-        replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=owner) for owner in ("mine", "other")
+        replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=owner) for owner in ("mine", "other")
     )
     assert mine is not None
     assert other is not None
@@ -284,7 +284,7 @@ def test_replays_of_two_queries_into_one_table_leave_each_other_alone(job: Addin
 
 
 def test_a_replay_behind_a_claim_that_is_open_waits(job: AddingJob) -> None:
-    claims = replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=job.checkpoint)
+    claims = replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=job.checkpoint)
     assert claims is not None
     places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
     claims._claim(places)

@@ -32,9 +32,9 @@ from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.spark import object_stores
 from stream_merge.spark.versions import SPARK
 from stream_merge.tables.explain import explain
-from stream_merge.tables.files import copies
+from stream_merge.tables.files import folder as folders
 from stream_merge.tables.files.commit import Commit
-from stream_merge.tables.files.copies import CopiedFolder
+from stream_merge.tables.files.folder import CopiedFolder
 from stream_merge.tables.maintenance import maintain
 from stream_merge.testing import batch, run
 
@@ -201,7 +201,7 @@ def test_a_file_is_copied_once(spark: SparkSession, bucket: s3.Bucket, caplog: p
 def test_batches_whose_files_do_not_fit_on_the_disk_are_left_to_others(
     spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "MOST_BYTES", 10)
+    monkeypatch.setattr(folders, "MOST_BYTES", 10)
     stream = OnS3(spark, bucket)
     results = [stream.deliver(upsert(1, "x", lsn=n)) for n in (1, 2)]
 

@@ -41,7 +41,7 @@ from stream_merge.merge.calls import TIMESTAMP_CONF
 from stream_merge.model.names import quote
 from stream_merge.model.results import Mode
 from stream_merge.spark.versions import SPARK, arrow_frame, from_ddl
-from stream_merge.tables.files.eligibility import PROVEN, Place
+from stream_merge.tables.files.eligibility import PROVEN, Role
 from stream_merge.testing import run
 
 pytestmark = pytest.mark.generated
@@ -121,7 +121,7 @@ class Edges:
     """A column of values at the edges, and for which cell of the whitelist it stands."""
 
     kind: type[DataType]
-    place: Place
+    place: Role
     dtype: str
     values: tuple[str, ...]
 
@@ -131,7 +131,7 @@ class Edges:
         return f"CAST({found[index % len(found)]} AS {self.dtype})"
 
 
-def columns(place: Place) -> dict[str, Edges]:
+def columns(place: Role) -> dict[str, Edges]:
     """Columns for each type that the whitelist has at a place."""
     found: dict[str, Edges] = {}
     for kind in (kind for kind, places in PROVEN.items() if place in places):
@@ -140,7 +140,7 @@ def columns(place: Place) -> dict[str, Edges]:
     return found
 
 
-def _values(kind: type[DataType], place: Place) -> Iterator[tuple[str, Iterable[str]]]:
+def _values(kind: type[DataType], place: Role) -> Iterator[tuple[str, Iterable[str]]]:
     if place == "carried" and kind in CARRIED:
         # One column with each scalar inside this type: what is carried is neither compared nor looked up.
         dtypes, holding = CARRIED[kind]
@@ -415,4 +415,4 @@ def test_every_entry_of_the_whitelist_is_tried():
     assert not {place for _, place in tried} - set(_EVERY_PLACE)
 
 
-_EVERY_PLACE: tuple[Place, ...] = ("key", "sequence", "payload", "nested", "carried", "partition")
+_EVERY_PLACE: tuple[Role, ...] = ("key", "sequence", "payload", "nested", "carried", "partition")

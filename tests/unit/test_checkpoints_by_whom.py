@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stream_merge.tables.log.checkpoints import write_if_due
+from stream_merge.tables.log.handle import write_checkpoint_if_due
 
 
 class Log:
@@ -25,7 +25,7 @@ class Log:
 
 def done(properties: dict[str, str], version: int = 10, *, has_spark: bool = True) -> list[str]:
     log = Log()
-    write_if_due(log, version, properties, "table", by_spark=log.by_spark if has_spark else None)
+    write_checkpoint_if_due(log, version, properties, "table", by_spark=log.by_spark if has_spark else None)
     return log.done
 
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from stream_merge.tables.files import copies
+from stream_merge.tables.files import folder as folders
 from stream_merge.tables.files.commit import Commit, ConcurrentWriteException
-from stream_merge.tables.files.copies import CopiedFolder
+from stream_merge.tables.files.folder import CopiedFolder
 from stream_merge.tables.log.handle import LogHandle
 
 COMMIT = Commit(version=1, now_ms=1, user_metadata=None, metrics={}, transaction=None, parameters={})
@@ -72,7 +72,7 @@ def test_a_file_of_another_size_than_the_log_says_is_an_error(folder: CopiedFold
 
 
 def test_the_least_recently_used_are_given_up(folder: CopiedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "MOST_BYTES", 25)
+    monkeypatch.setattr(folders, "MOST_BYTES", 25)
     for name in ("a", "b", "a", "c"):
         with folder.holding({name: 10}):
             assert name in there(folder)
@@ -83,7 +83,7 @@ def test_what_is_held_is_not_given_up_for_what_is_fetched_with_it(
     folder: CopiedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest is wanted again, with one that needs room."""
-    monkeypatch.setattr(copies, "MOST_BYTES", 25)
+    monkeypatch.setattr(folders, "MOST_BYTES", 25)
     for name in ("a", "b"):
         with folder.holding({name: 10}):
             pass
@@ -98,7 +98,7 @@ def test_a_folder_whose_name_is_a_pattern_is_told_before(native: LogHandle, tmp_
 
 
 def test_more_than_fits_is_told_before(folder: CopiedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "MOST_BYTES", 25)
+    monkeypatch.setattr(folders, "MOST_BYTES", 25)
     assert folder.obstacle({"a": 10, "b": 10}) is None
     assert "may be kept on the driver's disk" in str(folder.obstacle({"a": 10, "b": 10, "c": 10}))
 
@@ -118,7 +118,7 @@ def test_memory_is_not_taken_for_a_disk(
     """By the innermost mount; Kubernetes may give Spark's local folders from a container's memory."""
     mounts = tmp_path / "mounts"
     mounts.write_text("".join(f"x {place.format(tmp=tmp_path)} {kind} rw 0 0\n" for place, kind in kinds.items()))
-    monkeypatch.setattr(copies, "_MOUNTS", mounts)
+    monkeypatch.setattr(folders, "_MOUNTS", mounts)
     folder = CopiedFolder(native, str(kinds))
 
     assert ("is a tmpfs" in str(folder.obstacle({"a": 10}))) == refused
@@ -140,7 +140,7 @@ def test_what_was_written_is_sent_and_kept(folder: CopiedFolder, native: LogHand
 
 def test_what_merges_write_is_given_up_like_all_others(folder: CopiedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream whose files are all there fetches none any more; changes are read by no merge."""
-    monkeypatch.setattr(copies, "MOST_BYTES", 25)
+    monkeypatch.setattr(folders, "MOST_BYTES", 25)
     (folder.root / "_change_data").mkdir()
     for number in range(9):
         written = [f"new-{number}", f"_change_data/{number}"]
@@ -158,7 +158,7 @@ def test_what_is_held_stays_when_there_is_no_room_any_more(
 ) -> None:
     """The disk may have filled up since files were chosen."""
     with folder.holding({"a": 10, "b": 10}):
-        monkeypatch.setattr(copies, "MOST_BYTES", 5)
+        monkeypatch.setattr(folders, "MOST_BYTES", 5)
         with folder.holding({"c": None}):
             assert there(folder) == {"a", "b", "c"}
     with folder.holding({"c": 10}):
@@ -168,7 +168,7 @@ def test_what_is_held_stays_when_there_is_no_room_any_more(
 def test_files_that_came_before_one_failed_count(folder: CopiedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError), folder.holding({"a": 10, "x": 10}):
         pytest.fail("the block must not run")
-    monkeypatch.setattr(copies, "MOST_BYTES", 5)
+    monkeypatch.setattr(folders, "MOST_BYTES", 5)
     with folder.holding({"b": 10}):
         assert there(folder) == {"b"}
 

@@ -1,4 +1,4 @@
-"""Data files of the merge-on-read engine: names, types and NULLs as the table has them, and bounds that hold."""
+"""Data files of the driver: names, types and NULLs as the table has them, and bounds that hold."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Files:
     def problem(self, name: str, rows: pa.Table, *, int96: bool = False) -> str | None:
         pq.write_table(rows, self.folder / name, use_deprecated_int96_timestamps=int96)
         size = (self.folder / name).stat().st_size
-        return [self._footers.of(name, size).problem for _ in range(3)][-1]
+        return [self._footers.footer(name, size).problem for _ in range(3)][-1]
 
 
 def test_each_footer_is_read_once(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Commits of the merge-on-read engine: what is in them, and that each version is made whole, by one writer."""
+"""Commits of the driver: what is in them, and that each version is made whole, by one writer."""
 
 from __future__ import annotations
 

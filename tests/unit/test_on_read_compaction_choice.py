@@ -1,4 +1,4 @@
-"""Which files merge-on-read puts together, and when: by sizes and shares alone."""
+"""Which files the driver compacts, and when: by sizes and shares alone."""
 
 from __future__ import annotations
 

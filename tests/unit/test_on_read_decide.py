@@ -520,7 +520,7 @@ def test_any_history_of_merges_has_the_rows_of_its_events(tmp_path, seed, turn, 
         given = events(*told, delete=deletes)
         fresh = target.merger(given)
         if merger is not None and rng.random() < 0.7:  # what is known of the table is kept, as a sink does
-            fresh._table = merger._table
+            fresh.target = merger.target
             fresh._chosen_at = -1
         merger = fresh
         merger.merge(None, target.tag())
@@ -568,7 +568,7 @@ def test_what_is_committed_is_undone_whatever_memory_it_takes(target):
     """A merge of the same rows is given up, with nothing written."""
     late = events((1, 4, None), (2, 4, None))
     merger = target.merger(late)
-    merger._promise = Promise(1)
+    merger.promise = Promise(1)
     files = target.files()
     with pytest.raises(NoLongerEligibleError, match="memory"):
         merger._commit(late, [Delete(when=Newer())], target.tag())
@@ -681,7 +681,7 @@ def test_a_merge_whose_files_do_not_fit_into_memory_writes_nothing(rewritten):
             asked.append(wanted)
             return 1 if wanted > asked[0] + 1_000 else None
 
-    merger._promise = Little(None)
+    merger.promise = Little(None)
     files = rewritten.files()
 
     with pytest.raises(NoLongerEligibleError, match="memory"):
@@ -709,10 +709,10 @@ def test_of_large_files_two_are_in_memory_at_once_and_of_small_ones_as_many_as_m
 
 def test_clauses_about_some_rows_without_an_event_are_sparks():
     """Which ones, SQL says; all of them may go, or stay."""
-    assert eligibility.of_clauses([Delete(when=DELETES), Insert(when=Always(), values={})]) is None
-    assert eligibility.of_clauses([DeleteMissing(when=Always())]) is None
+    assert eligibility.clauses_obstacle([Delete(when=DELETES), Insert(when=Always(), values={})]) is None
+    assert eligibility.clauses_obstacle([DeleteMissing(when=Always())]) is None
     for clause in (DeleteMissing(when=Not(Changed())), UpdateMissing(when=Always(), values={})):
-        refused = eligibility.of_clauses([clause])
+        refused = eligibility.clauses_obstacle([clause])
         assert refused is not None
         assert refused.reason == "shape"
 

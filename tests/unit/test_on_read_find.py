@@ -45,10 +45,9 @@ from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.shapes.key_bounds import KeyBound, KeyBounds
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.files import eligibility, partitions
-from stream_merge.tables.files import eligibility as of_delta_rs
 from stream_merge.tables.files.find import EVENT, FILE, POSITION, Candidate, conformed, find, live_rows, odd_names
 from stream_merge.tables.files.footers import Footers, is_readable
-from stream_merge.tables.files.table import TableFiles, Touched, table_files
+from stream_merge.tables.files.table import TableFiles, table_files
 from stream_merge.tables.log.handle import open_table
 from stream_merge.tables.log.live_files import UnreadableLogError
 
@@ -90,7 +89,7 @@ class Files:
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(rows, file, **how)
-        found = Candidate(path=path, footer=self.footers.of(path, file.stat().st_size), partition=partition)
+        found = Candidate(path=path, footer=self.footers.footer(path, file.stat().st_size), partition=partition, add={})
         self.candidates.append(found)
         return found
 
@@ -479,7 +478,7 @@ def test_files_that_are_refused(root, rows, how, said):
 
     assert found.footer.problem is not None
     assert said in found.footer.problem
-    refused = eligibility.of_files([Touched(candidate=found, add={})], "the target")
+    refused = eligibility.files_obstacle([found], "the target")
     assert refused is not None
     assert refused.reason == "column"
     assert "'p=x/odd.parquet'" in refused.detail
@@ -508,7 +507,7 @@ def test_files_whose_writer_took_bounds_of_texts_with_a_sign_are_refused(root):
     file = root / "old.parquet"
     file.write_bytes(as_of_old(root / plain.path, least="a", greatest="ä"))
 
-    found = Files(root, schema(k=TEXT)).footers.of(file.name, file.stat().st_size)
+    found = Files(root, schema(k=TEXT)).footers.footer(file.name, file.stat().st_size)
 
     assert pq.read_table(file).equals(rows)
     assert plain.footer.problem is None
@@ -552,10 +551,10 @@ def test_a_footer_is_read_once(root):
     size = (root / found.path).stat().st_size
     (root / found.path).unlink()
 
-    assert files.footers.of(found.path, size) is found.footer
+    assert files.footers.footer(found.path, size) is found.footer
     assert found.footer.rows == 2
     with pytest.raises(OSError, match=r"0\.parquet"):
-        files.footers.of(found.path, size + 1)
+        files.footers.footer(found.path, size + 1)
 
 
 def test_a_file_that_is_no_parquet_is_an_error(root):
@@ -564,7 +563,7 @@ def test_a_file_that_is_no_parquet_is_an_error(root):
     (root / "x").write_bytes(b"PAR1 and no more")
 
     with pytest.raises(pa.ArrowInvalid):
-        files.footers.of("x", 16)
+        files.footers.footer("x", 16)
 
 
 # -- columns that files lack, or call otherwise -------------------------------------------------
@@ -748,7 +747,7 @@ def test_a_file_whose_name_stands_for_others_is_not_taken_for_them(root, name):
     odd = files.write(pa.table({"id": longs(1), "name": ["mine"]}), name)
     matching = name.replace("[ab]", "a").replace("[1]", "1").replace("?", "a").replace("*", "a")
     beside = files.write(pa.table({"id": longs(1), "name": ["beside"]}), matching)
-    if eligibility.of_files([Touched(candidate=one, add={}) for one in (odd, beside)], "the target") is not None:
+    if eligibility.files_obstacle([odd, beside], "the target") is not None:
         return
 
     assert [(row[FILE], row["name"]) for row in files.find(id=longs(1))] == [(0, "mine"), (1, "beside")]
@@ -807,7 +806,7 @@ PARTITIONS: list[tuple[DataType, Any, str | None]] = [
 
 @pytest.mark.parametrize(("dtype", "value", "text"), PARTITIONS, ids=repr)
 def test_values_of_partitions_as_texts(dtype, value, text):
-    assert partitions.text_of(value) == text
+    assert partitions.spelled(value) == text
     assert partitions.typed(text, dtype).equals(pa.scalar(value, arrow_type(dtype)))
 
 
@@ -862,7 +861,7 @@ def test_texts_that_spark_keeps_as_null_are_left_to_it(text, odd):
     rows = pa.table({"p": pa.array(["x", text], pa.string()), "q": pa.array(["", None], pa.string()), "n": longs(1, 2)})
 
     assert partitions.holds_odd_text(rows, ["n", "p"]) == ("p" if odd else None)
-    assert (eligibility.of_events(rows, ["p", "elsewhere"]) is not None) is odd
+    assert (eligibility.events_obstacle(rows, ["p", "elsewhere"]) is not None) is odd
 
 
 # -- which files are looked into ----------------------------------------------------------------
@@ -919,8 +918,8 @@ class Table:
         )
         snapshot = native.snapshot()
         found = table_files(native, snapshot).touched(native, snapshot, KeyBounds(columns=columns))
-        assert all(one.add["path"] == one.candidate.path for one in found)
-        return [one.candidate.path for one in found]
+        assert all(one.add["path"] == one.path for one in found)
+        return [one.path for one in found]
 
 
 def test_files_whose_statistics_rule_a_key_out_are_not_looked_into(root):
@@ -992,14 +991,13 @@ def test_a_physical_name_that_the_reader_of_files_uses_is_refused(root):
     Table(root, of, **mapping, **{"delta.enableDeletionVectors": "true"})
     native = open_table(str(root))
     assert native is not None
-    refused = eligibility.of_table(native, native.snapshot(), "the target")
+    refused = eligibility.table_obstacle(native, native.snapshot(), "the target")
 
     assert refused is not None
     assert refused.reason == "column"
 
 
-def test_an_invariant_inside_a_struct_is_left_to_spark_by_both_engines_of_the_driver(root):
-    """delta-rs checks it, in DataFusion, where 7/10 is 0."""
+def test_an_invariant_inside_a_struct_is_left_to_spark_with_vectors_and_without(root):
     rule = {"delta.invariants": '{"expression": {"expression": "s.a >= 7/10"}}'}
     inner = StructType([StructField("a", IntegerType(), nullable=True, metadata=rule)])
     Table(root, schema(id=LONG, s=inner), **{"delta.enableDeletionVectors": "true"})
@@ -1008,8 +1006,8 @@ def test_an_invariant_inside_a_struct_is_left_to_spark_by_both_engines_of_the_dr
     vectored, plain = native.snapshot(), replace(native.snapshot(), properties={})
 
     for refused in (
-        eligibility.of_table(native, vectored, "the target"),
-        of_delta_rs.of_table(native, plain, "the target"),
+        eligibility.table_obstacle(native, vectored, "the target"),
+        eligibility.table_obstacle(native, plain, "the target"),
     ):
         assert refused is not None
         assert "column 's' of the target has an invariant" in refused.detail
@@ -1026,7 +1024,7 @@ def test_columns_that_only_their_ids_tell(root):
     native = open_table(str(root))
     assert native is not None
     snapshot = native.snapshot()
-    refused = eligibility.of_table(native, snapshot, "the target") or eligibility.of_files(
+    refused = eligibility.table_obstacle(native, snapshot, "the target") or eligibility.files_obstacle(
         table_files(native, snapshot).touched(native, snapshot, KeyBounds()), "the target"
     )
 
@@ -1068,12 +1066,12 @@ def test_footers_are_looked_at_again_when_the_schema_has_changed(root):
     assert native is not None
     before = native.snapshot()
     on_read = table_files(native, before)
-    assert [one.candidate.footer.problem for one in on_read.touched(native, before, KeyBounds())] == [None]
+    assert [one.footer.problem for one in on_read.touched(native, before, KeyBounds())] == [None]
     metadata = json.loads((root / "_delta_log" / f"{0:020}.json").read_text().splitlines()[2])
     metadata["metaData"]["schemaString"] = schema(id=LONG, v=TEXT).json()
     table.put(metadata)
     native.refresh()
     after = native.snapshot()
-    problems = [one.candidate.footer.problem for one in table_files(native, after).touched(native, after, KeyBounds())]
+    problems = [one.footer.problem for one in table_files(native, after).touched(native, after, KeyBounds())]
 
     assert problems == [f"file {file.path!r} holds column 'v' as int64, not as string"]

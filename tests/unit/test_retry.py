@@ -11,7 +11,7 @@ import pytest
 from stream_merge import CommitConflictError, ConfigError, MergeFailedError, RetryPolicy
 from stream_merge.model.results import CONFLICTS
 from stream_merge.tables import retry
-from stream_merge.tables.retry import VERDICTS, Verdict, conflict, conflict_class
+from stream_merge.tables.retry import CONFLICT_KINDS, ConflictKind, conflict, conflict_class
 
 QUICK = RetryPolicy(backoff_initial_seconds=0.2, backoff_max_seconds=15.0, backoff_jitter_seconds=0.0)
 
@@ -95,12 +95,12 @@ def test_one_attempt_and_no_budget_are_allowed():
 
 def test_every_conflict_class_of_delta_has_a_verdict():
     """A Delta release that adds a conflict class must fail here, not in production."""
-    assert set(VERDICTS) == set(delta.exceptions.__all__)
+    assert set(CONFLICT_KINDS) == set(delta.exceptions.__all__)
     assert set(CONFLICTS) == set(delta.exceptions.__all__)
 
 
 def test_only_a_recorded_transaction_is_looked_up_before_another_try():
-    looked_up = [name for name, verdict in VERDICTS.items() if verdict is Verdict.LOOK_UP_FIRST]
+    looked_up = [name for name, verdict in CONFLICT_KINDS.items() if verdict is ConflictKind.LOOK_UP_FIRST]
 
     assert looked_up == ["ConcurrentTransactionException"]
 

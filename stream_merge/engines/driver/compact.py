@@ -1,4 +1,4 @@
-"""What merges on read leave is put together: a few files per call, in a commit of its own that changes no data."""
+"""Compaction of the small files that the driver's merges leave: a few per call, in a commit that changes no data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from stream_merge.model.logs import tell
 from stream_merge.model.results import MaintenanceRun, ReadDebt, Tidied
 from stream_merge.model.snapshot import MAINTENANCE_METADATA, TableSnapshot
 from stream_merge.spark.errors import reason
-from stream_merge.tables.files import commit, eligibility, vectors
+from stream_merge.tables.files import commit, vectors
 from stream_merge.tables.files.compaction import Stored, rounds
 from stream_merge.tables.files.data_file import write_data_file
-from stream_merge.tables.files.find import live_rows
-from stream_merge.tables.files.table import TableFiles, Touched, sizes_of, table_files
+from stream_merge.tables.files.eligibility import files_obstacle, table_obstacle
+from stream_merge.tables.files.find import Candidate, live_rows
+from stream_merge.tables.files.table import TableFiles, file_sizes, table_files
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import decoded
 
@@ -30,31 +31,24 @@ AUTO_COMPACT_PROPERTY = "delta.autoOptimize.autoCompact"
 
 
 _COPIES = 3
-"""Of the rows in memory: as they are read, put together, and in the file that is made of them."""
+"""Copies of the rows in memory: as read, concatenated, and in the new file."""
 
 
 def compact(handle: LogHandle, memory_bytes: int | None = None) -> Tidied:
-    """One round, within `compaction.MOST_BYTES`, where files are worth it; and what is left for readers to pay.
-
-    Args:
-        handle: the table.
-        memory_bytes: that the round may take; None: what is free and not promised to merges.
-
-    Raises: nothing: what fails is logged, and left for the next call. Another writer wins.
-    """
+    """One round of compaction within `compaction.MOST_BYTES`, and the read debt that remains; failures are logged."""
     started = time.perf_counter()
     try:
         with closing(Promise(memory_bytes)) as promise:
-            found = _compacted(handle, promise)
+            tidied = _compacted(handle, promise)
     except commit.ConcurrentWriteException:
-        found = Tidied(maintenance=MaintenanceRun(outcome="lost", detail="another writer was faster"))
+        tidied = Tidied(maintenance=MaintenanceRun(outcome="lost", detail="another writer was faster"))
     except Exception as err:
-        found = Tidied(maintenance=MaintenanceRun(outcome="failed", detail=reason(err)))
-    if (done := found.maintenance) is not None:
+        tidied = Tidied(maintenance=MaintenanceRun(outcome="failed", detail=reason(err)))
+    if (done := tidied.maintenance) is not None:
         say = log.warning if done.outcome == "failed" else log.info
         taken = round(time.perf_counter() - started, 3)
         tell(say, "files_compacted", table=handle.location, outcome=done.outcome, detail=done.detail, seconds=taken)
-    return found
+    return tidied
 
 
 def _compacted(handle: LogHandle, promise: Promise) -> Tidied:
@@ -72,25 +66,19 @@ def _compacted(handle: LogHandle, promise: Promise) -> Tidied:
     number, files = next(((i, files) for i, files in enumerate(affordable) if files), (0, ()))
     if not files:
         return Tidied(maintenance=_no_memory(), debt=_debt(rows, stored, awaiting))
-    refused = eligibility.of_table(handle, snapshot, "the table") or eligibility.of_files(files, "the table")
+    refused = table_obstacle(handle, snapshot, "the table") or files_obstacle(files, "the table")
     if refused is not None:
         run = MaintenanceRun(outcome="nothing", detail=refused.detail)
         return Tidied(maintenance=run, debt=_debt(rows, stored, awaiting))
-    with table.folder.holding({**sizes_of(files), **vectors.files_of(one.add for one in files)}):
+    with table.folder.holding({**file_sizes(files), **vectors.vector_files(one.add for one in files)}):
         parts = _rows(table, snapshot, files, promise)
     if len(parts) < min(2, len(files)):
         return Tidied(maintenance=_no_memory(), debt=_debt(rows, stored, awaiting))
     files = files[: len(parts)]
     awaiting = (*awaiting[:number], awaiting[number][len(files) :], *awaiting[number + 1 :])
     made = _written(table, snapshot, files, pa.concat_tables(parts))
-    try:
-        table.folder.commit(made)
-    except commit.ConcurrentWriteException:
-        table.folder.discard(decoded(add["path"]) for add in made.adds)
-        raise
-    table.live.follow(made.version, list(made.actions()))
-    handle.committed(made.transaction)
-    written = {one.candidate.path for one in files}
+    table.commit(handle, made, [decoded(add["path"]) for add in made.adds])
+    written = {one.path for one in files}
     left = [file for file in stored if file.path not in written]
     gone = sum(file.deleted for file in stored) - sum(file.deleted for file in left)
     return Tidied(
@@ -99,37 +87,33 @@ def _compacted(handle: LogHandle, promise: Promise) -> Tidied:
     )
 
 
-def _affordable(table: TableFiles, files: Sequence[Touched], promise: Promise) -> Sequence[Touched]:
-    """As many of the files as there is memory for, as far as is known before they are read; none if one of several."""
+def _affordable(table: TableFiles, files: Sequence[Candidate], promise: Promise) -> Sequence[Candidate]:
+    """As many of the files as there is memory for, by their footers; none if only one of several."""
     least = min(2, len(files))
     while len(files) >= least:
-        row_bytes = table.expansion * sum(map(_encoded_bytes, files))
+        row_bytes = table.expansion * sum(one.encoded_bytes for one in files)
         if promise.cover(BASE_BYTES + int(_COPIES * row_bytes)) is None:
             return files
         files = files[: len(files) // 2]
     return ()
 
 
-def _rows(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched], promise: Promise) -> Sequence[pa.Table]:
-    """The live rows of the files, one after the other, of as many as there turns out to be memory for."""
-    found: list[pa.Table] = []
+def _rows(
+    table: TableFiles, snapshot: TableSnapshot, files: Sequence[Candidate], promise: Promise
+) -> Sequence[pa.Table]:
+    """The live rows of the files, in order, of as many as there is memory for."""
+    tables: list[pa.Table] = []
     total = 0
     for one in files:
-        before, parts = total, []
-        for part in live_rows(
-            table.folder.root, one.candidate, vectors.of(one.add, table.folder.root), snapshot.schema
-        ):
+        before, parts, root = total, [], table.folder.root
+        for part in live_rows(root, one, vectors.deleted_rows(one.add, root), snapshot.schema):
             parts.append(part)
             total += part.nbytes
             table.expands(one, total - before)
             if promise.cover(BASE_BYTES + _COPIES * total) is not None:
-                return found
-        found.append(pa.concat_tables(parts))
-    return found
-
-
-def _encoded_bytes(one: Touched) -> float:
-    return one.candidate.footer.row_bytes * one.candidate.footer.rows
+                return tables
+        tables.append(pa.concat_tables(parts))
+    return tables
 
 
 def _no_memory() -> MaintenanceRun:
@@ -141,7 +125,7 @@ def _debt(rows: int, stored: Sequence[Stored], awaiting: Sequence[Sequence[Store
     return ReadDebt(rows=rows, deleted_rows=deleted, awaiting_files=sum(map(len, awaiting)))
 
 
-def _written(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched], rows: pa.Table) -> commit.Commit:
+def _written(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Candidate], rows: pa.Table) -> commit.Commit:
     """The rows of files of one partition in a new file, and the commit that puts it in their place."""
     now_ms = int(time.time() * 1000)
     rows = rows.drop_columns(list(snapshot.partition_columns))
@@ -151,7 +135,7 @@ def _written(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched
             table.folder.root,
             rows,
             snapshot.schema,
-            partition=files[0].candidate.partition,
+            partition=files[0].partition,
             properties=snapshot.properties,
             now_ms=now_ms,
         )

@@ -1,7 +1,7 @@
-"""The clauses' conditions over Arrow: their answers for pairs of an event and the row of its key, as Spark gives them.
+"""The clauses' conditions over Arrow, for pairs of an event and the row of its key.
 
-Values are compared as Spark 4.2 compares them, at any depth: NaN equals NaN and is greater than any number, 0.0
-equals -0.0, texts and binary values compare by their unsigned bytes, maps by their entries in whatever order.
+Values are compared as Spark 4.2 compares them, at any depth: NaN equals NaN and is greater than any number, 0.0 equals
+-0.0, texts and binary values compare by their unsigned bytes, maps by their entries in whatever order.
 """
 
 from __future__ import annotations
@@ -15,33 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from stream_merge.engines.driver.values import (
-    check_alike,
-    check_known_type,
-    differ,
-    flat_differ,
-    in_one,
-    is_flat,
-)
+from stream_merge.engines.driver.values import check_alike, check_known_type, differ, flat_differ, in_one, is_flat
 from stream_merge.model import names
 from stream_merge.shapes import clauses
 from stream_merge.shapes.arrow_order import leaves, orderable
 from stream_merge.shapes.batch import MOST_BYTES
-from stream_merge.shapes.clauses import (
-    Always,
-    And,
-    Changed,
-    Clause,
-    Condition,
-    Insert,
-    IsDelete,
-    Newer,
-    Not,
-    Or,
-    SamePosition,
-    SameSequence,
-    Update,
-)
+from stream_merge.shapes.clauses import Clause, Condition
 from stream_merge.shapes.layout import Layout, StoredColumn
 
 _ABOUT_ROWS = (clauses.Newer, clauses.SameSequence, clauses.SamePosition, clauses.Changed)
@@ -52,20 +31,10 @@ class NotReadError(LookupError):
 
 
 def holds(condition: Condition, layout: Layout, events: pa.Table, rows: pa.Table | None) -> pa.ChunkedArray:
-    """Whether the condition holds: TRUE or FALSE for each pair, as `engines.spark.render.condition` would say.
+    """TRUE or FALSE for each pair of an event and its row, as `engines.spark.render.condition` decides.
 
-    Args:
-        condition: of a clause.
-        layout: how the batch's columns map onto the target.
-        events: as of `Rows.arrow`.
-        rows: the row of each event's key at the event's place, with the target's columns and types, as Spark reads
-            them; None for events without a row.
-
-    Raises:
-        NotReadError: rows lack a column that counts for some pair.
-        AssertionError: only Spark can say, or there is no row to compare with; the choice of engines is to prevent it.
-        TypeError: values of a type that is not known to compare as in Spark, or event and row differ in type.
-        ValueError: not as many rows as events, or an event lacks its sequence or whether it is a delete.
+    `rows` has the row of each event's key at the event's place, in the target's types; None for events without a row.
+    Raises `NotReadError` where rows lack a column that counts for some pair.
     """
     if rows is not None and rows.num_rows != events.num_rows:
         msg = f"{events.num_rows} events and {rows.num_rows} rows make no pairs; give the row of each event"
@@ -75,7 +44,7 @@ def holds(condition: Condition, layout: Layout, events: pa.Table, rows: pa.Table
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Events and their rows, of which some are asked about."""
+    """Events and their rows; `asked` selects some."""
 
     layout: Layout
     events: pa.Table
@@ -85,29 +54,29 @@ class _Pairs:
     """Which of them; None: all. Columns are cut down to these one by one, when they are compared."""
 
     def event(self, name: str) -> pa.ChunkedArray:
-        return self._asked_of(self.events[name])
+        return self._selected(self.events[name])
 
     def row(self, name: str) -> pa.ChunkedArray:
         if name not in self.rows.column_names:
             raise NotReadError(name)
-        return self._asked_of(self.rows[name])
+        return self._selected(self.rows[name])
 
     def among(self, asked: pa.BooleanArray) -> _Pairs:
-        """Those of the asked ones for which it is TRUE."""
+        """The selected pairs for which it is TRUE."""
         if asked.true_count == len(asked):
             return self
         return replace(self, asked=asked if self.asked is None else pc.replace_with_mask(self.asked, self.asked, asked))
 
     def all(self, answer: bool) -> pa.BooleanArray:
-        """One answer for all of them."""
+        """One answer for all pairs."""
         return pa.repeat(answer, self.events.num_rows if self.asked is None else self.asked.true_count)
 
-    def _asked_of(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    def _selected(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         return values if self.asked is None else values.filter(self.asked)
 
 
 def _answers(condition: Condition, pairs: _Pairs) -> pa.BooleanArray:  # noqa: PLR0911 - a case per kind of condition
-    """A part of a condition is asked for the pairs alone that the parts before it leave open."""
+    """Answers of a condition; each part is evaluated only for the pairs that the parts before leave open."""
     if pairs.rows is None and isinstance(condition, _ABOUT_ROWS):
         msg = f"{condition!r} compares with a row, and there is none"
         raise AssertionError(msg)
@@ -139,11 +108,11 @@ def _answers(condition: Condition, pairs: _Pairs) -> pa.BooleanArray:  # noqa: P
 
 def _joined(conditions: Iterable[Condition], pairs: _Pairs, *, until: bool) -> pa.BooleanArray:
     """FALSE from the first that does not hold on (And), or TRUE from the first that does (Or)."""
-    found = pairs.all(not until)
+    answers = pairs.all(not until)
     for one in conditions:
-        is_open = pc.invert(found) if until else found
-        found = pc.replace_with_mask(found, is_open, _answers(one, pairs.among(is_open)))
-    return found
+        is_open = pc.invert(answers) if until else answers
+        answers = pc.replace_with_mask(answers, is_open, _answers(one, pairs.among(is_open)))
+    return answers
 
 
 def _newer(pairs: _Pairs) -> pa.BooleanArray:
@@ -161,7 +130,7 @@ def _same(pairs: _Pairs, components: int | None = None) -> pa.BooleanArray:
 
 
 def _sequences(pairs: _Pairs, components: int | None = None) -> Iterator[tuple[pa.ChunkedArray, pa.ChunkedArray]]:
-    """The scalars of the events' and the rows' sequences, or of so many leading components, in their order."""
+    """The scalars of the events' and the rows' sequences, or of so many leading components, in order."""
     layout = pairs.layout
     if layout.sequence_columns == ():
         msg = "no sequence is kept with the rows of this target"
@@ -183,7 +152,7 @@ def _sequences(pairs: _Pairs, components: int | None = None) -> Iterator[tuple[p
 
 
 def _field(values: pa.ChunkedArray, *path: str) -> pa.ChunkedArray:
-    """A field of structs, NULL where they are; by place, for Arrow takes a name that starts with a point for a path."""
+    """A field of structs, NULL where they are; by position: Arrow takes a name that starts with a dot for a path."""
     for name in path:
         values = pc.struct_field(values, [values.type.get_field_index(name)])
     return values
@@ -193,10 +162,10 @@ def _greater(event: pa.ChunkedArray, row: pa.ChunkedArray) -> Any:
     """Whether the event's value is greater than the row's, where NULL is the least."""
     if not is_flat(event.type):
         return pa.array(map(operator.gt, orderable(event), orderable(row)), pa.bool_())
-    found = pc.greater(event, row)
+    greater = pc.greater(event, row)
     if pa.types.is_floating(event.type):
-        found = pc.or_(found, pc.and_not(pc.is_nan(event), pc.is_nan(row)))
-    return pc.fill_null(found, True)
+        greater = pc.or_(greater, pc.and_not(pc.is_nan(event), pc.is_nan(row)))
+    return pc.fill_null(greater, True)
 
 
 def _equal(event: pa.ChunkedArray, row: pa.ChunkedArray) -> Any:
@@ -212,19 +181,19 @@ def _changed(pairs: _Pairs) -> pa.BooleanArray:
     new = [f"{name}." for name in pairs.layout.new_columns]
     if any(name.startswith(f"{column.source_name}.") for name in new for column in stored):
         return pairs.all(True)
-    found = pairs.all(False)
+    changed = pairs.all(False)
     for column in sorted(stored, key=_is_nested):
         check_known_type(f"column {column.name!r}", column.dtype)
-        if not len(found) and column.name not in pairs.rows.column_names:
+        if not len(changed) and column.name not in pairs.rows.column_names:
             continue
         if not _is_nested(column):
             event, row = pairs.event(column.name), pairs.row(column.name)
             check_alike(f"column {column.name!r}", event.type, row.type)
-            found = in_one(pc.or_(found, flat_differ(event, row)))
+            changed = in_one(pc.or_(changed, flat_differ(event, row)))
         else:
-            is_open = pc.invert(found)
-            found = pc.replace_with_mask(found, is_open, _nested_differ(column, pairs.among(is_open)))
-    return found
+            is_open = pc.invert(changed)
+            changed = pc.replace_with_mask(changed, is_open, _nested_differ(column, pairs.among(is_open)))
+    return changed
 
 
 def _is_nested(column: StoredColumn) -> bool:
@@ -232,32 +201,32 @@ def _is_nested(column: StoredColumn) -> bool:
 
 
 def _nested_differ(column: StoredColumn, pairs: _Pairs) -> pa.BooleanArray:
-    found = []
+    parts = []
     for piece in _pieces(pairs.event(column.name), pairs.row(column.name)):
-        one, other = (_with_fields_of(column.source_type, values) for values in piece) if column.lacks_fields else piece
+        one, other = (_with_fields(column.source_type, values) for values in piece) if column.lacks_fields else piece
         check_alike(f"column {column.name!r}", one.type, other.type)
-        found.append(differ(one, other))
-    return pa.concat_arrays(found)
+        parts.append(differ(one, other))
+    return pa.concat_arrays(parts)
 
 
 def _pieces(one: pa.ChunkedArray, other: pa.ChunkedArray) -> list[tuple[pa.Array, pa.Array]]:
-    """The same in as few pieces as Arrow can count the bytes of; one at least."""
+    """Both columns in as few pieces as Arrow can count the bytes of; at least one."""
     if one.nbytes + other.nbytes <= MOST_BYTES:
         return [(in_one(one), in_one(other))]
     return [(batch.column(0), batch.column(1)) for batch in pa.table([one, other], ["one", "other"]).to_batches()]
 
 
-def _with_fields_of(source: DataType, values: pa.Array) -> pa.Array:
-    """Structs with the fields alone that the source has: an update leaves the row's others as they are."""
+def _with_fields(source: DataType, values: pa.Array) -> pa.Array:
+    """Structs reduced to the fields that the source has: an update leaves the row's other fields as they are."""
     if not isinstance(source, StructType):
         return values
     in_source = {f.name.lower(): f.dataType for f in source.fields}
-    kept = [
-        (field.name, _with_fields_of(in_source[field.name.lower()], part))
+    common = [
+        (field.name, _with_fields(in_source[field.name.lower()], part))
         for field, part in zip(values.type, values.flatten(), strict=True)
         if field.name.lower() in in_source
     ]
-    return pa.StructArray.from_arrays([part for _, part in kept], [name for name, _ in kept], mask=values.is_null())
+    return pa.StructArray.from_arrays([part for _, part in common], [name for name, _ in common], mask=values.is_null())
 
 
 def _check_known(events: pa.ChunkedArray, what: str) -> None:
@@ -266,43 +235,38 @@ def _check_known(events: pa.ChunkedArray, what: str) -> None:
         raise ValueError(msg)
 
 
-def needed(clauses: Iterable[Clause], layout: Layout, schema: StructType) -> frozenset[str] | None:
-    """Names of the columns that do, where nobody asks for rows as they were; None where all have to be read.
+def needed(wanted: Iterable[Clause], layout: Layout, schema: StructType) -> frozenset[str] | None:
+    """Names of the columns that a merge without a change feed reads; None where it reads all.
 
-    An event of its row's own sequence is compared with the row in all columns. There are hardly ever such, so these
-    columns are not among those that are needed: `decide.decide` raises `conditions.NotReadError` when it comes to one.
-
-    Args:
-        clauses: of the merge.
-        layout: of the batch.
-        schema: of the target.
+    An event with its row's own sequence is compared with the row in all columns. Such events are rare, so these columns
+    are left out: `decide.decide` raises `NotReadError` when it meets one.
     """
-    found = set(layout.keys)  # read in any case, and rows without a column could not be counted
-    for clause in clauses:
-        if isinstance(clause, Insert):
+    columns = set(layout.keys)  # read in any case, and rows without a column could not be counted
+    for clause in wanted:
+        if isinstance(clause, clauses.Insert):
             continue
-        looked_at = _looked_at(clause.when, layout)
-        if looked_at is None:
+        compared = _compared(clause.when, layout)
+        if compared is None:
             return None
-        found |= looked_at
-        if isinstance(clause, Update):
-            found |= {field.name for field in schema.fields} - clause.values.keys()
-    return frozenset(found)
+        columns |= compared
+        if isinstance(clause, clauses.Update):
+            columns |= {field.name for field in schema.fields} - clause.values.keys()
+    return frozenset(columns)
 
 
-def _looked_at(condition: Condition, layout: Layout) -> frozenset[str] | None:
+def _compared(condition: Condition, layout: Layout) -> frozenset[str] | None:
     match condition:
-        case Always() | IsDelete():
+        case clauses.Always() | clauses.IsDelete():
             return frozenset()
-        case Newer() | SameSequence() | SamePosition():
-            kept = layout.sequence_columns
-            return frozenset((names.SEQUENCE_COLUMN,) if kept is None else kept)
-        case Not(inner):
-            return _looked_at(inner, layout)
-        case And((SameSequence() as same, Changed())):
-            return _looked_at(same, layout)
-        case And(parts) | Or(parts):
-            each = [_looked_at(part, layout) for part in parts]
+        case clauses.Newer() | clauses.SameSequence() | clauses.SamePosition():
+            columns = layout.sequence_columns
+            return frozenset((names.SEQUENCE_COLUMN,) if columns is None else columns)
+        case clauses.Not(inner):
+            return _compared(inner, layout)
+        case clauses.And((clauses.SameSequence() as same, clauses.Changed())):
+            return _compared(same, layout)
+        case clauses.And(parts) | clauses.Or(parts):
+            each = [_compared(part, layout) for part in parts]
             return None if None in each else frozenset().union(*filter(None, each))
         case _:
             return None

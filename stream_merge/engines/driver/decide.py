@@ -1,4 +1,4 @@
-"""What the clauses of a merge make of matched rows and of events without a row: the first clause that holds decides."""
+"""Decides what becomes of matched rows and of events without a row: the first clause that holds."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ class Decision:
     gone: pa.Table
     """`FILE` and `POSITION` of the rows that are updated or deleted."""
     before: pa.Table
-    """Updated rows as they were."""
     after: pa.Table
-    """And as they will be."""
     deleted: pa.Table
     inserted: pa.Table
     missing: int = 0
@@ -58,19 +56,10 @@ class Decision:
 def decide(
     clauses: Sequence[Clause], layout: Layout, schema: StructType, *, events: pa.Table, rows: pa.Table
 ) -> Decision:
-    """Apply clauses to live rows and events.
+    """Apply clauses to the events, one per key, and the live rows of their keys (`find.find`).
 
-    Args:
-        clauses: `Delete`, `Update`, `Insert`, and `DeleteMissing` of all rows, in their order.
-        layout: of the batch.
-        schema: of the target.
-        events: one per key.
-        rows: the live rows of their keys (`find.find`), in all columns, or in those that are `needed.needed` where
-            nobody asks for rows as they were: then `Decision.before` and `deleted` have those alone. With
-            `DeleteMissing` all other live rows, too, whose event is NULL.
-
-    Raises:
-        NotReadError: columns have to be read after all.
+    Rows have all columns, or those that are `needed`: then `Decision.before` and `deleted` have those alone. With
+    `DeleteMissing` they include all other live rows, whose event is NULL. Raises `NotReadError` if a column is missing.
     """
     lacking = rows.filter(rows[EVENT].is_null())
     rows = rows.filter(rows[EVENT].is_valid()) if lacking.num_rows else rows
@@ -112,7 +101,7 @@ def decide(
 
 
 def _deletes_missing(clause: Clause) -> bool:
-    """Whether all rows without an event go."""
+    """Whether the clause deletes all rows without an event."""
     if isinstance(clause, DeleteMissing) and clause.when != Always():
         raise _only_spark(clause.when)
     return isinstance(clause, DeleteMissing)
@@ -135,8 +124,8 @@ def _first_that_holds(
 def _true(when: Condition, layout: Layout, events: pa.Table, rows: pa.Table | None) -> pa.Array:
     if when == Always():
         return pa.repeat(pa.scalar(True), events.num_rows)
-    found: Any = holds(when, layout, events, rows)
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    answers: Any = holds(when, layout, events, rows)
+    return answers.combine_chunks() if isinstance(answers, pa.ChunkedArray) else answers
 
 
 def _assigned(values: Assignments, events: pa.Table, rows: pa.Table | None, schema: StructType) -> pa.Table:
@@ -157,5 +146,5 @@ def _assigned(values: Assignments, events: pa.Table, rows: pa.Table | None, sche
 
 
 def _only_spark(what: object) -> AssertionError:
-    """Eligibility keeps them away from here."""
+    """Error for what eligibility rules out."""
     return AssertionError(f"{what!r} is for Spark alone")

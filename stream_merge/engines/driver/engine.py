@@ -18,48 +18,55 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.errors import exceeds_driver_results
-from stream_merge.tables.files.eligibility import Ineligible, of_clauses, of_events, of_files, of_layout, of_table
-from stream_merge.tables.files.features import mode_of
-from stream_merge.tables.files.table import sizes_of, table_files
+from stream_merge.tables.files.eligibility import (
+    Ineligible,
+    clauses_obstacle,
+    events_obstacle,
+    files_obstacle,
+    layout_obstacle,
+    table_obstacle,
+)
+from stream_merge.tables.files.features import merge_mode
+from stream_merge.tables.files.table import file_sizes, table_files
 from stream_merge.tables.table import Tables
 
 
 def mode(job: MergeJob) -> Mode:
-    """By deletion vectors where the table has them."""
-    return "rewrite" if job.table is None else mode_of(job.table.protocol.features, job.target.properties)
+    """The mode "mark" where the table has deletion vectors, else "rewrite"."""
+    return "rewrite" if job.table is None else merge_mode(job.table.protocol.features, job.target.properties)
 
 
 def may_merge(spec: MergeSpec, tables: Tables, target: TableSnapshot, layout: Layout | None) -> bool:
-    """Whether the driver may merge into a target: batches in a layout; None: in any."""
-    if spec.target_filter is not None or target.read_by != "driver" or (layout is not None and of_layout(layout)):
+    """Whether the driver may merge batches of a layout into a target; None: of any layout."""
+    if spec.target_filter is not None or target.read_by != "driver" or (layout is not None and layout_obstacle(layout)):
         return False
-    return of_table(tables.target.current_driver(), target, "target") is None
+    return table_obstacle(tables.target.current_driver(), target, "target") is None
 
 
 def obstacle(job: MergeJob) -> Ineligible | None:
-    """Why the driver cannot merge the job, without a look at the target's files."""
+    """Why the driver cannot merge the job, by logs and layout alone."""
     if job.spec.target_filter is not None:
         return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
-    refused = of_layout(job.layout) or of_table(job.table, job.target, "the target")
+    refused = layout_obstacle(job.layout) or table_obstacle(job.table, job.target, "the target")
     if refused is None:
         clauses = shape_of(job.spec).clauses(job.layout, job.spec, deletes=True, upserts=True)
-        refused = of_clauses(clauses)
+        refused = clauses_obstacle(clauses)
     return refused or tombstones.refused_log(job)
 
 
 def start(job: MergeJob, why: str) -> Execution | Ineligible:
-    """Bring the events to the driver; or why it cannot merge them after all: its files, its memory or their values."""
+    """The driver with the events in its memory; or why it cannot merge them: the files, the memory or the values."""
     if job.table is None:
         return Ineligible(reason="storage", detail="the target is not where it can be read")
     table = job.table
     try:
         known = table_files(table, job.target)
         touched = known.touched(table, job.target, job.batch.bounds)
-        too_many = known.folder.obstacle(sizes_of(touched))
+        too_many = known.folder.obstacle(file_sizes(touched))
     except Exception as err:
         detail = f"the target's files could not be looked into ({type(err).__name__}: {err})"
         return Ineligible(reason="storage", detail=detail)
-    refused = of_files(touched, "the target")
+    refused = files_obstacle(touched, "the target")
     if refused is None and too_many is not None:
         refused = Ineligible(reason="storage", detail=too_many)
     if refused is not None:
@@ -74,7 +81,7 @@ def start(job: MergeJob, why: str) -> Execution | Ineligible:
         events = _events(job) if refused is None else refused
         if isinstance(events, pa.Table):
             refused = refusal_of_memory(promise, need(events.nbytes))
-            refused = refused or of_events(events, job.target.partition_columns)
+            refused = refused or events_obstacle(events, job.target.partition_columns)
         if refused is not None or not isinstance(events, pa.Table):
             promise.close()
             return refused or events

@@ -1,10 +1,11 @@
-"""The merge in the driver: rows of the batch's keys leave their files, what becomes of them goes into new ones."""
+"""The merge in the driver: changed rows leave their files, and their new versions go into new ones."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.driver.conditions import NotReadError, needed
 from stream_merge.engines.driver.decide import Decision, decide
-from stream_merge.engines.driver.write import Attempt, DeadRows, rewritten_bytes
+from stream_merge.engines.driver.write import Attempt, rewritten_bytes
 from stream_merge.engines.memory import Promise, memory_needed, refusal_of_memory
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
@@ -24,72 +25,49 @@ from stream_merge.shapes.clauses import Clause, Delete, DeleteMissing, Newer
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
-from stream_merge.tables.files import commit, eligibility
+from stream_merge.tables.files import eligibility
 from stream_merge.tables.files.eligibility import Ineligible
-from stream_merge.tables.files.features import mode_of
-from stream_merge.tables.files.find import find
-from stream_merge.tables.files.table import TableFiles, Touched, sizes_of, table_files
+from stream_merge.tables.files.features import merge_mode
+from stream_merge.tables.files.find import Candidate, find
+from stream_merge.tables.files.table import DeadRows, TableFiles, file_sizes, table_files
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.side.judging import Hits
 
 
 class NoLongerEligibleError(RuntimeError):
-    """The merge must not go on in the driver; nothing was written.
-
-    Args:
-        refused: another writer has changed the table, or its rows are larger than thought.
-    """
+    """The driver must not go on: another writer changed the table, or its rows are too large. Nothing was written."""
 
     def __init__(self, refused: Ineligible) -> None:
         super().__init__(refused.detail)
         self.refused = refused
 
 
+@dataclass(kw_only=True, eq=False)
 class DriverMerger:
-    """Merges one batch.
+    """Merges one batch."""
 
-    Args:
-        spec: the sink's settings.
-        target: the table.
-        layout: how the batch's columns map onto it.
-        events: `Rows.arrow` of the batch, one row per key.
-        bounds: least and greatest keys.
-        prepared_for: Delta table id of the target when the batch was prepared.
-        chosen_at: version of the target for which the engine was eligible.
-        promise: of the memory that it may take.
-    """
-
-    def __init__(
-        self,
-        *,
-        spec: MergeSpec,
-        target: LogHandle,
-        layout: Layout,
-        events: pa.Table,
-        bounds: KeyBounds,
-        prepared_for: str,
-        chosen_at: int,
-        promise: Promise,
-    ) -> None:
-        self._spec = spec
-        self._table = target
-        self._layout = layout
-        self._events = events
-        self._bounds = bounds
-        self._prepared_for = prepared_for
-        self._chosen_at = chosen_at
-        self._promise = promise
-        self._has_tried = False
-        self._repairs = False
-        self._written: dict[int, Mapping[str, pa.Table]] = {}
-        """Keys of the rows inserted and updated, by the version that an attempt was to commit."""
+    spec: MergeSpec
+    target: LogHandle
+    layout: Layout
+    events: pa.Table
+    """`Rows.arrow` of the batch, one row per key."""
+    bounds: KeyBounds
+    prepared_for: str
+    """Delta table id of the target when the batch was prepared."""
+    chosen_at: int
+    """Version of the target for which the driver was eligible."""
+    promise: Promise
+    _has_tried: bool = field(default=False, init=False)
+    _repairs: bool = field(default=False, init=False)
+    _written: dict[int, Mapping[str, pa.Table]] = field(default_factory=dict, init=False)
+    """Keys of the rows inserted and updated, by the version that an attempt was to commit."""
 
     def merge(self, hits: Hits | None, tag: CommitTag) -> MergeReport:
-        """One merge in one commit: what the shape makes of each event that no tombstone refuses."""
-        events = self._events if hits is None else hits.live(self._events)
+        """One merge in one commit, of the events that no tombstone refuses."""
+        events = self.events if hits is None else hits.live(self.events)
         any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
         any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
-        wanted = shape_of(self._spec).clauses(self._layout, self._spec, deletes=any_delete, upserts=any_upsert)
+        wanted = shape_of(self.spec).clauses(self.layout, self.spec, deletes=any_delete, upserts=any_upsert)
         report = self._commit(events, wanted, tag)
         if report.version is None and not report.already_applied and any_delete and self._has_moved():
             return self._commit(events, wanted, tag)
@@ -103,16 +81,16 @@ class DriverMerger:
 
     def find(self) -> TableSnapshot | None:
         """The target, freshly loaded."""
-        self._table.refresh()
-        return self._table.snapshot()
+        self.target.refresh()
+        return self.target.snapshot()
 
     def history(self, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
         """Its commits in a range of versions, newest first."""
-        return self._table.commits(newer_than, up_to)
+        return self.target.commits(newer_than, up_to)
 
     def counted_as(self, late: Hits, version: int) -> Mapping[str, int]:
         """How many of the refused keys this merger inserted and updated in a version; nothing of another's version."""
-        keys = list(self._layout.keys)
+        keys = list(self.layout.keys)
         refused = late.refusing.select(keys)
         return {
             kind: rows.cast(refused.schema).join(refused, keys, join_type="left semi").num_rows
@@ -120,60 +98,57 @@ class DriverMerger:
         }
 
     def _bring_up_to_date(self, batch_id: int) -> None:
-        """Before an attempt. Where a look takes requests, the first one makes do with that at the batch's beginning.
-
-        Raises:
-            ConfigError: the table is another one now.
-        """
+        """Refresh the handle; where that takes requests, the first attempt relies on the batch's beginning."""
         if self._has_tried:
-            self._table.follow()
+            self.target.follow()
         else:
-            self._table.refresh_if_free()
+            self.target.refresh_if_free()
         self._has_tried = True
-        expect_not_replaced(self._prepared_for, self._table.table_id, target=self._spec.target, batch_id=batch_id)
+        expect_not_replaced(self.prepared_for, self.target.table_id, target=self.spec.target, batch_id=batch_id)
 
     def _has_moved(self) -> bool:
         """Whether there is a newer version than the one that an attempt has read; the handle is then at it.
 
-        Of an attempt that commits nothing no conflict tells. A delete has to have seen what others had merged before
-        it was remembered: their look at the remembered deletes may have come before, and then nobody removes the row.
+        An attempt that commits nothing has no conflict. A delete must see what others merged before it was remembered:
+        they may have read the tombstones before, and then nobody removes the row.
         """
-        before = self._table.version
-        self._table.follow()
-        return self._table.version != before
+        before = self.target.version
+        self.target.follow()
+        return self.target.version != before
 
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         """Merge on the newest version of the table, in one commit; any other commit meanwhile makes it lose."""
         started = time.perf_counter()
-        handle = self._table
+        handle = self.target
         self._bring_up_to_date(tag.batch_id)
         if is_applied(handle.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
         snapshot = handle.snapshot()
-        refused = None if snapshot.version == self._chosen_at else eligibility.of_table(handle, snapshot, "the target")
-        refused = refused or self._of_columns(snapshot)
+        is_as_chosen = snapshot.version == self.chosen_at
+        refused = None if is_as_chosen else eligibility.table_obstacle(handle, snapshot, "the target")
+        refused = refused or self._columns_obstacle(snapshot)
         table = table_files(handle, snapshot)
-        touched = [] if refused else table.touched(handle, snapshot, self._bounds)
-        refused = refused or eligibility.of_files(touched, "the target")
+        touched = [] if refused else table.touched(handle, snapshot, self.bounds)
+        refused = refused or eligibility.files_obstacle(touched, "the target")
         if refused is not None:
             raise NoLongerEligibleError(refused)
         dead = DeadRows(table, touched)
-        with table.folder.holding(sizes_of(touched)):
+        with table.folder.holding(file_sizes(touched)):
             decision = self._decided(clauses, snapshot, source, table, dead)
             decided = time.perf_counter()
             scan_ms = int((decided - started) * 1000)
-            self._expect_allowed(decision, touched, dead, batch_id=tag.batch_id)
+            self._expect_allowed(decision, dead, batch_id=tag.batch_id)
             metrics = _counted(decision, source, touched, handle)
             if decision.changes_nothing:
                 return MergeReport(metrics={**metrics, "scanTimeMs": scan_ms})
-            mode = mode_of(handle.protocol.features, snapshot.properties)
+            mode = merge_mode(handle.protocol.features, snapshot.properties)
             if mode == "rewrite":
                 self._room_for(decision.nbytes + rewritten_bytes(table, touched))
             attempt = Attempt(table, snapshot, decision, int(time.time() * 1000))
             try:
                 metrics |= attempt.write(mode, dead)
             except BaseException:
-                attempt.discard()
+                table.folder.discard(attempt.files)
                 raise
         metrics |= {
             "scanTimeMs": scan_ms,
@@ -181,18 +156,12 @@ class DriverMerger:
             "executionTimeMs": int((time.perf_counter() - started) * 1000),
         }
         made = attempt.commit(tag, metrics)
-        keys = list(self._layout.keys)
+        keys = list(self.layout.keys)
         self._written[made.version] = {
             "inserted": decision.inserted.select(keys),
             "updated": decision.after.select(keys),
         }
-        try:
-            table.folder.commit(made)
-        except commit.ConcurrentWriteException:  # of any other failure nobody knows yet whether it has landed
-            attempt.discard()
-            raise
-        table.live.follow(made.version, list(made.actions()))
-        handle.committed(made.transaction)
+        table.commit(handle, made, attempt.files)
         return MergeReport(
             inserted=metrics["numTargetRowsInserted"],
             updated=metrics["numTargetRowsUpdated"],
@@ -209,14 +178,13 @@ class DriverMerger:
         table: TableFiles,
         dead: DeadRows,
     ) -> Decision:
-        """What changes, over as few columns of the rows as will do."""
-        layout, schema, root = self._layout, snapshot.schema, table.folder.root
-        candidates = [one.candidate for one in dead.touched]
+        """What changes, over as few columns of the rows as possible."""
+        layout, schema, root = self.layout, snapshot.schema, table.folder.root
 
         def over(columns: Collection[str] | None) -> Decision:
             rows = find(
                 root,
-                candidates,
+                dead.touched,
                 source,
                 layout.keys,
                 schema,
@@ -231,44 +199,36 @@ class DriverMerger:
             return over(columns)
         return over(None)
 
-    def _expect_allowed(self, decision: Decision, touched: Sequence[Touched], dead: DeadRows, *, batch_id: int) -> None:
-        """Whether a copy of the whole table may do to the version that was read what it would.
-
-        Raises:
-            ContractError: it must not be merged.
-        """
-        if not self._spec.is_whole:
+    def _expect_allowed(self, decision: Decision, dead: DeadRows, *, batch_id: int) -> None:
+        """Stop where a full copy must not be merged into the version that was read."""
+        if not self.spec.is_whole:
             return
-        rows = sum(one.candidate.footer.rows - len(dead.positions(number)) for number, one in enumerate(touched))
+        rows = sum(one.footer.rows - len(dead.positions(number)) for number, one in enumerate(dead.touched))
         counts = Copied(rows=rows, missing=decision.missing)
-        shape_of(self._spec).expect_allowed(counts, target=self._spec.target, batch_id=batch_id)
+        shape_of(self.spec).expect_allowed(counts, target=self.spec.target, batch_id=batch_id)
 
     @cached_property
     def _event_bytes(self) -> int:
-        """Arrow adds them up chunk by chunk, and rows are read a few at a time."""
-        return int(self._events.nbytes)
+        """Bytes of the events: Arrow adds them up chunk by chunk, and `_room_for` needs them often."""
+        return int(self.events.nbytes)
 
     def _room_for(self, row_bytes: int) -> None:
-        """Have memory promised for so many bytes of rows.
-
-        Raises:
-            NoLongerEligibleError: there is none.
-        """
-        refused = refusal_of_memory(self._promise, memory_needed(self._event_bytes, row_bytes))
+        """Reserve memory for so many bytes of rows."""
+        refused = refusal_of_memory(self.promise, memory_needed(self._event_bytes, row_bytes))
         if refused is not None and not self._repairs:
             raise NoLongerEligibleError(refused)
 
-    def _of_columns(self, snapshot: TableSnapshot) -> Ineligible | None:
-        """Whether the target has the batch's columns as they were when the batch was laid out."""
-        types = {field.name: columns.nullable(field.dataType) for field in snapshot.schema.fields}
-        other = [c.name for c in self._layout.stored if types.get(c.name) != columns.nullable(c.dtype)]
+    def _columns_obstacle(self, snapshot: TableSnapshot) -> Ineligible | None:
+        """Whether the target still has the batch's columns as when the layout was made."""
+        types = {f.name: columns.nullable(f.dataType) for f in snapshot.schema.fields}
+        other = [c.name for c in self.layout.stored if types.get(c.name) != columns.nullable(c.dtype)]
         if not other:
             return None
         return Ineligible(reason="schema_change", detail=f"column(s) {other!r} of the target have changed meanwhile")
 
 
-def _counted(decision: Decision, events: pa.Table, touched: Sequence[Touched], handle: LogHandle) -> dict[str, int]:
-    """What a merge did to rows, and what it looked at, under Delta's names."""
+def _counted(decision: Decision, events: pa.Table, touched: Sequence[Candidate], handle: LogHandle) -> dict[str, int]:
+    """Metrics of a merge by Delta's names, but for those of its files."""
     sizes = handle.files()["size_bytes"]
     updated, deleted = decision.after.num_rows, decision.deleted.num_rows
     return {

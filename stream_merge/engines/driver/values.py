@@ -1,4 +1,4 @@
-"""Whether values differ as Spark 4.2 compares them: what conditions over Arrow are made of."""
+"""Comparison of values in Arrow as Spark 4.2 compares them."""
 
 from __future__ import annotations
 
@@ -23,77 +23,64 @@ _FLAT: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_date32,
     pa.types.is_timestamp,
 )
-"""The same as Arrow has them."""
-
-
-def differs(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
-    """Whether values at the same place differ: not Spark's `<=>`, maps as `columns.differs` has them; never NULL.
-
-    Requires: no variants, and no strings with a collation, of which Arrow's type says nothing.
-
-    Raises:
-        TypeError: a type that is not known to compare as in Spark, or the two differ in type.
-        ValueError: not equally long.
-    """
-    check_alike("the values", one.type, other.type)
-    if len(one) != len(other):
-        msg = f"{len(one)} values and {len(other)} make no pairs; give equally long arrays"
-        raise ValueError(msg)
-    return differ(one, other)
+"""Their types in Arrow."""
 
 
 def differ(one: pa.Array, other: pa.Array) -> pa.BooleanArray:
-    """As `differs`, of arrays that are known to be alike."""
+    """Whether values at the same position differ; NULL equals NULL, maps compare as in `columns.differs`.
+
+    Requires: arrays of one type (`check_alike`) and length, without variants and strings with a collation.
+    """
     if is_flat(one.type):
         return flat_differ(one, other)
-    found = pc.xor(one.is_valid(), other.is_valid())
+    differing = pc.xor(one.is_valid(), other.is_valid())
     if pa.types.is_struct(one.type):
         theirs = {field.name: part for field, part in zip(other.type, other.flatten(), strict=True)}
         for field, part in zip(one.type, one.flatten(), strict=True):
-            found = pc.or_(found, differ(part, theirs[field.name]))
-        return found
+            differing = pc.or_(differing, differ(part, theirs[field.name]))
+        return differing
     both = pc.and_(one.is_valid(), other.is_valid())
     inside = _maps_differ if pa.types.is_map(one.type) else _lists_differ
-    return pc.replace_with_mask(found, both, inside(one.filter(both), other.filter(both)))
+    return pc.replace_with_mask(differing, both, inside(one.filter(both), other.filter(both)))
 
 
 def flat_differ(one: Any, other: Any) -> Any:
-    """As `differ`, of flat values, whether in one piece or in several."""
-    found = pc.not_equal(one, other)
+    """`differ` for flat values, in one piece or in several."""
+    differing = pc.not_equal(one, other)
     if pa.types.is_floating(one.type):
-        found = pc.and_not(found, pc.and_(pc.is_nan(one), pc.is_nan(other)))
+        differing = pc.and_not(differing, pc.and_(pc.is_nan(one), pc.is_nan(other)))
     if one.null_count or other.null_count:
-        found = pc.coalesce(found, pc.xor(pc.is_valid(one), pc.is_valid(other)))
-    return found
+        differing = pc.coalesce(differing, pc.xor(pc.is_valid(one), pc.is_valid(other)))
+    return differing
 
 
 def _lists_differ(one: pa.ListArray, other: pa.ListArray) -> pa.BooleanArray:
     """Requires: no NULL among the lists themselves."""
-    found = pc.not_equal(pc.list_value_length(one), pc.list_value_length(other))
-    alike = pc.invert(found)
+    differing = pc.not_equal(pc.list_value_length(one), pc.list_value_length(other))
+    alike = pc.invert(differing)
     one, other = one.filter(alike), other.filter(alike)
     items = differ(one.flatten(), other.flatten())
     before = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(items.cast(pa.int64()))])
     at_ends = before.take(_offsets(one))
-    return pc.replace_with_mask(found, alike, pc.not_equal(at_ends.slice(1), at_ends.slice(0, len(one))))
+    return pc.replace_with_mask(differing, alike, pc.not_equal(at_ends.slice(1), at_ends.slice(0, len(one))))
 
 
 def _maps_differ(one: pa.MapArray, other: pa.MapArray) -> pa.BooleanArray:
     """Requires: no NULL among the maps themselves. Only those are sorted whose entries differ as they stand."""
-    found = _lists_differ(_entries(one), _entries(other))
-    one, other = one.filter(found), other.filter(found)
+    differing = _lists_differ(_entries(one), _entries(other))
+    one, other = one.filter(differing), other.filter(differing)
     classes = _classes(pa.concat_arrays([one, other]))
-    return pc.replace_with_mask(found, found, pc.not_equal(classes.slice(0, len(one)), classes.slice(len(one))))
+    return pc.replace_with_mask(differing, differing, pc.not_equal(classes.slice(0, len(one)), classes.slice(len(one))))
 
 
 def _classes(values: pa.Array) -> pa.Int64Array:
     """A number for each value, NULLs included: the same for equal values, whatever their type."""
     if pa.types.is_struct(values.type):
-        found = values.is_valid().cast(pa.int64())
+        numbers = values.is_valid().cast(pa.int64())
         for part in values.flatten():
             classes = _classes(part)
-            found = _numbered(pc.add(pc.multiply(found, pc.add(pc.max(classes), 1)), classes))
-        return found
+            numbers = _numbered(pc.add(pc.multiply(numbers, pc.add(pc.max(classes), 1)), classes))
+        return numbers
     if not is_flat(values.type):
         lists = pc.add(_list_classes(values.filter(values.is_valid())), 1)
         return pc.replace_with_mask(pa.repeat(pa.scalar(0, pa.int64()), len(values)), values.is_valid(), lists)

@@ -1,4 +1,4 @@
-"""The files and actions of one attempt: rows that change leave their files, what becomes of them goes into new ones."""
+"""Writes the files and actions of one attempt: changed rows leave their files, new versions go into new ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
 
@@ -23,75 +22,32 @@ from stream_merge.tables.files.data_file import (
     write_change_file,
     write_data_file,
 )
-from stream_merge.tables.files.find import FILE, POSITION, live_rows
-from stream_merge.tables.files.table import TableFiles, Touched
+from stream_merge.tables.files.find import Candidate, live_rows
+from stream_merge.tables.files.table import DeadRows, TableFiles, rows_by_file
 from stream_merge.tables.log.live_files import decoded
 
 _SMALL_BYTES = 8 << 20
-"""Encoded bytes below which what is left of a file is written together with the new rows of its partition."""
+"""Encoded bytes below which the rest of a file is written together with the new rows of its partition."""
 _MOST_BYTES = 128 << 20
-"""Bytes in memory from which on the rows of one file become another: Spark's `parquet.block.size`."""
+"""Bytes in memory of a new file's rows: Spark's `parquet.block.size`."""
 _AT_ONCE = 2
-"""Files that are rewritten side by side."""
+"""Files rewritten in parallel."""
 
 _Partition = tuple[tuple[str, str | None], ...]
-_Losing = tuple[Touched, BitMap64]
+_Losing = tuple[Candidate, BitMap64]
 """A file, and the positions of all its rows that are deleted once the attempt is committed."""
 
 
-class DeadRows:
-    """The deletion vectors of touched files, as the table has them.
-
-    Args:
-        table: whose files they are.
-        touched: the files.
-    """
-
-    def __init__(self, table: TableFiles, touched: Sequence[Touched]) -> None:
-        self.touched = touched
-        self._folder = table.folder
-        self._read: dict[int, BitMap64] = {}
-
-    def positions(self, number: int) -> BitMap64:
-        """Positions of the deleted rows of a file, by its number; not to be changed."""
-        if number not in self._read:
-            self._load([number])
-        return self._read[number]
-
-    def live(self, rows: pa.Table) -> pa.Array:
-        """Which rows (`find.find`) are not deleted: booleans."""
-        mask = np.ones(rows.num_rows, dtype=bool)
-        files = [one for one in _by_file(rows) if self.touched[one[0]].add.get("deletionVector") is not None]
-        self._load(number for number, _, _ in files)
-        for number, positions, at in files:
-            dead = BitMap64(positions) & self._read[number]
-            mask[at[np.isin(positions, np.fromiter(dead, np.int64, len(dead)))]] = False
-        return pa.array(mask)
-
-    def _load(self, numbers: Iterable[int]) -> None:
-        missing = [number for number in numbers if number not in self._read]
-        adds = [self.touched[number].add for number in missing]
-        with self._folder.holding(vectors.files_of(adds)):
-            self._read.update(zip(missing, (vectors.of(add, self._folder.root) for add in adds), strict=True))
-
-
-def rewritten_bytes(table: TableFiles, touched: Iterable[Touched]) -> int:
-    """Bytes of rows that are in memory at once while files are rewritten, at most."""
-    sizes = [_encoded_bytes(one) for one in touched]
+def rewritten_bytes(table: TableFiles, touched: Iterable[Candidate]) -> int:
+    """Upper bound of the bytes of rows in memory at once while files are rewritten."""
+    sizes = [one.encoded_bytes for one in touched]
     small = sum(size for size in sizes if size < _SMALL_BYTES)
     large = sorted(min(table.expansion * size, _MOST_BYTES) for size in sizes if size >= _SMALL_BYTES)
     return int(max(min(table.expansion * small, _MOST_BYTES), sum(large[-_AT_ONCE:])))
 
 
 class Attempt:
-    """The files and actions of one attempt to commit.
-
-    Args:
-        table: whose files are written.
-        snapshot: the table as it was read.
-        decision: what changes; at least one row.
-        now_ms: milliseconds since the epoch.
-    """
+    """The files and actions of one attempt to commit."""
 
     def __init__(self, table: TableFiles, snapshot: TableSnapshot, decision: Decision, now_ms: int) -> None:
         self._table = table
@@ -102,33 +58,30 @@ class Attempt:
         self._removes: list[Mapping[str, Any]] = []
         self._adds: list[Mapping[str, Any]] = []
         self._changes: list[Mapping[str, Any]] = []
-        self._files: list[str] = []
+        self.files: list[str] = []
+        """What was written, by decoded paths: to be discarded if the commit is lost."""
 
     def write(self, mode: Mode, dead: DeadRows) -> dict[str, int]:
-        """Write all files.
+        """Write all files, and return metrics by Delta's names.
 
-        Args:
-            mode: "mark" leaves the files that lose rows, with a deletion vector; "rewrite" writes them again.
-            dead: the files that the decision is about.
-
-        Returns: metrics by Delta's names.
+        "mark" adds a deletion vector to the files that lose rows; "rewrite" writes these files again.
         """
         losing = [
             (dead.touched[number], dead.positions(number) | BitMap64(positions))
-            for number, positions, _ in _by_file(self._decision.gone)
+            for number, positions, _ in rows_by_file(self._decision.gone)
         ]
         self._removes += [commit.removed(one.add, self._now_ms) for one, _ in losing]
-        kept = [(one, gone) for one, gone in losing if len(gone) < one.candidate.footer.rows]
-        marked = [one for one, _ in kept] if mode == "mark" else []
-        new = self._append({}) if mode == "mark" else self._rewrite(kept)
+        shrunk = [(one, gone) for one, gone in losing if len(gone) < one.footer.rows]
+        marked = [one for one, _ in shrunk] if mode == "mark" else []
+        new = self._append({}) if mode == "mark" else self._rewrite(shrunk)
         if mode == "mark":
-            self._mark(kept)
-        self._table.folder.send(self._files)
+            self._mark(shrunk)
+        self._table.folder.send(self.files)
         self._adds += new
         had_vector = [one.add.get("deletionVector") is not None for one in marked]
         emptied = [one for one, _ in losing if one not in marked]
         return {
-            "numTargetRowsCopied": sum(one.candidate.footer.rows - len(gone) for one, gone in kept if not marked),
+            "numTargetRowsCopied": sum(one.footer.rows - len(gone) for one, gone in shrunk if not marked),
             "numTargetFilesAdded": len(new),
             "numTargetBytesAdded": sum(int(add["size"]) for add in new),
             "numTargetFilesRemoved": len(emptied),
@@ -156,25 +109,21 @@ class Attempt:
             in_commit_timestamp=commit.timestamp_after(self._snapshot, self._table.folder.log, self._now_ms),
         )
 
-    def discard(self) -> None:
-        """Delete what was written for a commit that is known to be lost."""
-        self._table.folder.discard(self._files)
-
-    def _mark(self, kept: Sequence[_Losing]) -> None:
+    def _mark(self, shrunk: Sequence[_Losing]) -> None:
         """Add the files again with a larger deletion vector."""
-        described = vectors.write(self._root, {one.candidate.path: gone for one, gone in kept})
-        self._files += vectors.files_of({"deletionVector": vector} for vector in described.values())
-        for one, _ in kept:
-            vector = described[one.candidate.path]
-            self._adds.append(commit.added_again(one.add, vector, one.candidate.footer.rows))
+        described = vectors.write(self._root, {one.path: gone for one, gone in shrunk})
+        self.files += vectors.vector_files({"deletionVector": vector} for vector in described.values())
+        for one, _ in shrunk:
+            vector = described[one.path]
+            self._adds.append(commit.added_again(one.add, vector, one.footer.rows))
 
-    def _rewrite(self, kept: Sequence[_Losing]) -> list[Mapping[str, Any]]:
-        """Write what is left of the files, the small ones together with the new rows of their partition."""
+    def _rewrite(self, shrunk: Sequence[_Losing]) -> list[Mapping[str, Any]]:
+        """Rewrite the files without the rows that change, small ones together with the new rows of their partition."""
         small: dict[_Partition, list[_Losing]] = defaultdict(list)
         large: list[_Losing] = []
-        for one, gone in kept:
-            if _encoded_bytes(one) < _SMALL_BYTES:
-                small[tuple(one.candidate.partition.items())].append((one, gone))
+        for one, gone in shrunk:
+            if one.encoded_bytes < _SMALL_BYTES:
+                small[tuple(one.partition.items())].append((one, gone))
             else:
                 large.append((one, gone))
         with ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -183,20 +132,20 @@ class Attempt:
 
     def _rewritten(self, losing: _Losing) -> list[Mapping[str, Any]]:
         # Their rows may be in an order that someone gave them: compaction leaves them alone.
-        partition = losing[0].candidate.partition
+        partition = losing[0].partition
         return [self._written(rows, partition, OTHERS_PREFIX) for rows in _in_parts(self._left(losing))]
 
     def _left(self, losing: _Losing) -> Iterator[pa.Table]:
         """The rows that a file keeps, without its partition columns."""
         one, gone = losing
         total = 0
-        for part in live_rows(self._root, one.candidate, gone, self._snapshot.schema):
+        for part in live_rows(self._root, one, gone, self._snapshot.schema):
             total += part.nbytes
             yield part.drop_columns(list(self._snapshot.partition_columns))
         self._table.expands(one, total)
 
     def _append(self, small: Mapping[_Partition, Sequence[_Losing]]) -> list[Mapping[str, Any]]:
-        """Write new rows and what is left of small files, and the change feed where the table has one."""
+        """Write new rows and the rest of small files, and the change feed where the table has one."""
         decision, schema, columns = self._decision, self._snapshot.schema, self._snapshot.partition_columns
         tables: dict[_Partition, list[Iterable[pa.Table]]] = defaultdict(list)
         for partition, files in small.items():
@@ -214,7 +163,7 @@ class Attempt:
                 change = write_change_file(
                     self._root, part, schema, partition=values, properties=self._snapshot.properties
                 )
-                self._files.append(decoded(change["path"]))
+                self.files.append(decoded(change["path"]))
                 self._changes.append(change)
         return new
 
@@ -228,7 +177,7 @@ class Attempt:
             now_ms=self._now_ms,
             prefix=prefix,
         )
-        self._files.append(decoded(add["path"]))
+        self.files.append(decoded(add["path"]))
         return add
 
 
@@ -244,19 +193,6 @@ def _in_parts(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
             part, total = [], 0
     if any(rows.num_rows for rows in part):
         yield pa.concat_tables(part)
-
-
-def _encoded_bytes(one: Touched) -> float:
-    return one.candidate.footer.row_bytes * one.candidate.footer.rows
-
-
-def _by_file(rows: pa.Table) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """The number of each file in rows (`find.find`), the positions in it, and where in the rows they are."""
-    files, positions = rows[FILE].to_numpy(), rows[POSITION].to_numpy()
-    order = np.argsort(files, kind="stable")
-    numbers, starts = np.unique(files[order], return_index=True)
-    for number, at in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
-        yield number, positions[at], at
 
 
 def _feed(decision: Decision) -> pa.Table:

@@ -1,4 +1,4 @@
-"""One MERGE by Spark as one commit: under the sink's transaction id, with its metadata, and what it did."""
+"""One MERGE by Spark as one commit, under the sink's transaction id and metadata."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stream_merge.tables.spark_table import delta_table
 
 MATERIALIZE_CONF = "spark.databricks.delta.merge.materializeSource"
 AUTO_COMPACT_CONF = "spark.databricks.delta.autoCompact.enabled"
-"""Before the property of a table, which it overrides (`AutoCompactUtils`, Delta 3.3 and 4.4)."""
+"""Overrides a table's property (`AutoCompactUtils`, Delta 3.3 and 4.4)."""
 DELETION_VECTORS_CONF = "spark.databricks.delta.merge.deletionVectors.persistent"
 """Whether a MERGE into a table with deletion vectors writes any (Delta 4.4)."""
 RECORDING_CONFS = ("spark.databricks.delta.commitInfo.enabled", "spark.databricks.delta.history.metricsEnabled")
@@ -31,7 +31,7 @@ RECORDING_CONFS = ("spark.databricks.delta.commitInfo.enabled", "spark.databrick
 
 
 class SparkCommits:
-    """Where the commits of a table are looked for."""
+    """The commits of a table, by Spark."""
 
     def __init__(self, session: SparkSession, target: TableRef) -> None:
         self._session = session
@@ -56,19 +56,10 @@ def record(session: SparkSession, target: TableRef, tag: CommitTag) -> MergeRepo
 def add_filled(
     session: SparkSession, target: TableRef, values: Mapping[str, Column], within: Column | None, tag: CommitTag
 ) -> MergeReport:
-    """Add columns and fill them in all rows, in one commit; columns that are there already stay as they are.
+    """Add missing columns with a value in all rows `within` (None: all), in one commit. Cost: rewrites these rows.
 
     The version that the handle shows is the one that the MERGE changes: Delta refuses it where the table has got a
     column since (`DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS`, 4.4).
-
-    Args:
-        session: the sink's own.
-        target: catalog name or path.
-        values: column -> its value in each row, typed.
-        within: condition on rows `t` that get the value; None: all.
-        tag: what the commit carries.
-
-    Cost: reads the table and writes these rows again.
     """
     table = delta_table(session, target)
     known = table.toDF().columns
@@ -105,12 +96,10 @@ def executed(session: SparkSession, target: TableRef, builder: DeltaMergeBuilder
 def _executed_unanswered(
     session: SparkSession, target: TableRef, builder: DeltaMergeBuilder, tag: CommitTag
 ) -> MergeReport:
-    """As `executed`, where `execute` gives no frame: what the MERGE did stands in its commit.
+    """`executed` for Delta versions whose MERGE returns no frame: the counts come from its commit (a Spark job).
 
-    Delta counts what it writes there by the same accumulators. It notes no commit for the session where it knew the
-    transaction id already, and where a MERGE without one has changed nothing.
-
-    Cost: a Spark job over the newest commits.
+    Delta notes no commit for the session where it knew the transaction id already, and where a MERGE without one has
+    changed nothing.
     """
     commits = SparkCommits(session, target)
     before = commits.find()

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from delta.tables import DeltaMergeBuilder
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.engines.base import CommitTag, MergeJob, MergeReport
 from stream_merge.engines.spark import render, whole
 from stream_merge.engines.spark.commit import SparkCommits, committing, executed
 from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.errors import CommitConflictError, MergeFailedError
 from stream_merge.model import names
-from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes import shape_of
-from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.clauses import Clause, Delete, Newer, Update
-from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.surely_changes import GreatestSequence
+from stream_merge.shapes.surely_changes import GreatestSequence, stored
 from stream_merge.spark import columns
 from stream_merge.spark.evaluate_once import held_bytes
 from stream_merge.tables import spark_table
@@ -29,49 +26,24 @@ from stream_merge.tables.side.tombstones import BROADCAST_EVENTS, without_refuse
 from stream_merge.tables.spark_table import delta_table
 
 BROADCAST_BYTES = 64 << 20
-"""Events up to this size are sent to all executors whole, through the memory of the driver."""
+"""Events up to this size are broadcast to the executors, through the memory of the driver."""
 
 
 class SparkMerger(SparkCommits):
-    """Works on one batch in a session that belongs to the sink.
+    """Merges one batch in the sink's private session.
 
-    MERGE takes its transaction id and user metadata only from confs of the session of the target
-    `DeltaTable` (Delta 4.4). They are set before every attempt and restored after it; in a session
-    of one's own no other write can pick them up.
-
-    Args:
-        session: the sink's own.
-        spec: what the sink was told.
-        layout: how the batch's columns map onto the target.
-        batch: the evaluated events.
-        target: as the layout was made for it.
-        pruning: what the batch needs to see of the target.
-        stored_greatest: greatest sequence in the target by its files' statistics, looked up at each merge.
-        deletion_vectors: on a target that has them: mark rows as deleted (True) or write their files again
-            (False); None leaves it to the session.
+    MERGE takes its transaction id and user metadata only from confs of the session of the target `DeltaTable` (Delta
+    4.4): they are set before every attempt and restored after it.
     """
 
-    def __init__(
-        self,
-        *,
-        session: SparkSession,
-        spec: MergeSpec,
-        layout: Layout,
-        batch: Batch,
-        target: TableSnapshot,
-        pruning: Pruning,
-        stored_greatest: Callable[[], GreatestSequence | None],
-        deletion_vectors: bool | None = None,
-    ) -> None:
-        super().__init__(session, spec.target)
-        self._spec = spec
-        self._shape = shape_of(spec)
-        self._layout = layout
-        self._batch = batch
-        self._laid_out_for = target
-        self._pruning = pruning
-        self._stored_greatest = stored_greatest
+    def __init__(self, job: MergeJob, *, deletion_vectors: bool | None) -> None:
+        super().__init__(job.session, job.spec.target)
+        self._job = job
+        self._spec, self._layout, self._batch = job.spec, job.layout, job.batch
+        self._shape = shape_of(job.spec)
+        self._pruning = Pruning(job.session, job.spec, job.layout, job.batch, job.target, inside_at=job.inside_at)
         self._deletion_vectors = deletion_vectors
+        """Mark rows as deleted (True) or write their files again (False); None leaves it to the session."""
 
     def merge(self, hits: Hits | None, tag: CommitTag) -> MergeReport:
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
@@ -79,10 +51,10 @@ class SparkMerger(SparkCommits):
         if self._shape.is_whole:
             return self._merge_whole(tag)
         if self._pruning.has_filter:
-            found = self._existing(tag)
-            if is_applied(found.transaction, tag.app_id, tag.batch_id):
+            target = self._existing(tag)
+            if is_applied(target.transaction, tag.app_id, tag.batch_id):
                 return MergeReport(already_applied=True)
-            self._pruning.expect_inside(found.version, batch_id=tag.batch_id)
+            self._pruning.expect_inside(target.version, batch_id=tag.batch_id)
         refused = 0 if hits is None else hits.refused
         live = without_refused(batch.rows.latest(), hits, layout, self._session)
         is_wanted = self._shape.is_literal or self._is_sure(refused)
@@ -96,12 +68,11 @@ class SparkMerger(SparkCommits):
         return report
 
     def _expect_columns(self, tag: CommitTag) -> None:
-        """Another writer may have changed the columns while this one looked at the table: no conflict to Delta (4.4).
+        """Stop where another writer changed the columns since the layout was made: Delta (4.4) sees no conflict.
 
-        Raises:
-            CommitConflictError: it has, and Delta would cast into its columns, or put NULL into its fields.
+        It would cast into the new columns, or put NULL into their fields.
         """
-        if self._layout.is_indifferent_to_columns or self._existing(tag).has_columns_of(self._laid_out_for):
+        if self._layout.is_indifferent_to_columns or self._existing(tag).has_columns_of(self._job.target):
             return
         lost = "MetadataChangedException"
         msg = (
@@ -111,17 +82,12 @@ class SparkMerger(SparkCommits):
         raise CommitConflictError(msg, conflict=lost, target=self._target, batch_id=tag.batch_id)
 
     def _merge_whole(self, tag: CommitTag) -> MergeReport:
-        """As `merge`, of a copy of the whole table: looked at beside the version that the MERGE begins with.
-
-        Raises:
-            ContractError: it must not be merged into the table as it is.
-            CommitConflictError: another writer has committed since the look, which does not count any more.
-        """
-        found = self._existing(tag)
-        if is_applied(found.transaction, tag.app_id, tag.batch_id):
+        """Merge a full copy of the table, compared with the version that the MERGE begins with."""
+        target = self._existing(tag)
+        if is_applied(target.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
         beside = whole.Beside(
-            self._session, self._spec, self._layout, self._batch, batch_id=tag.batch_id, version=found.version
+            self._session, self._spec, self._layout, self._batch, batch_id=tag.batch_id, version=target.version
         )
         is_wanted = beside.would_change()
         beside.expect_newest(self.find())
@@ -142,18 +108,18 @@ class SparkMerger(SparkCommits):
             return executed(self._session, self._target, builder, tag)
 
     def _brought_to_rows(self, events: DataFrame, clauses: Sequence[Clause]) -> DataFrame:
-        """Few events that can only change rows, to be sent to where these are read.
+        """Broadcast few events that can only change rows.
 
         Delta joins the rows with such events alone, and Spark, which does not know how few they are, would shuffle the
-        rows of all files that are written again. With an insert, or rows that no event matches, it joins from both
-        sides, and has to.
+        rows of all rewritten files. With an insert, or rows that no event matches, it joins from both sides, and has
+        to.
         """
         if self._batch.upserts + self._batch.deletes > BROADCAST_EVENTS:
             return events
         if not all(isinstance(clause, Update | Delete) for clause in clauses):
             return events
-        held = held_bytes(events)
-        return events if held is None or held > BROADCAST_BYTES else F.broadcast(events)
+        size = held_bytes(events)
+        return events if size is None or size > BROADCAST_BYTES else F.broadcast(events)
 
     def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
         """One MERGE that only deletes."""
@@ -175,20 +141,23 @@ class SparkMerger(SparkCommits):
         return {"inserted": counted.get("insert", 0), "updated": counted.get("update_postimage", 0)}
 
     def _is_sure(self, refused: int) -> bool:
-        """Whether the batch changes a row, told from the statistics of the target's files."""
+        """Whether the batch certainly changes a row, by the statistics of the target's files."""
         if refused or not self._batch.upserts:
             return False
         return self._shape.surely_changes(self._batch.rows.greatest(), self._stored_greatest, self._spec)
 
+    def _stored_greatest(self) -> GreatestSequence | None:
+        """The greatest sequence in the target by its files' statistics."""
+        if self._job.target.maps_columns:
+            return None  # statistics go by the names in the files, which may be those of other columns by now
+        files = self._job.tables.target.files()
+        return None if files is None else stored(files, self._layout)
+
     def _would_change(self, events: DataFrame, upserts: int | None) -> bool:
-        """Whether any of the events changes a row.
+        """Whether any event changes a row; `upserts` is None where nobody has counted them.
 
-        Args:
-            events: one per key.
-            upserts: how many of them are upserts; None: not counted yet.
-
-        Cost: one Spark job over keys and sequences of the files that the bounds leave; a second one over all columns
-            where only an event that repeats its row's sequence could change something.
+        Cost: one Spark job over keys and sequences of the files within the bounds; a second one over all columns where
+        only an event that repeats its row's sequence could change something.
         """
         layout, spec, shape = self._layout, self._spec, self._shape
         deletes = columns.column(names.DELETE_COLUMN, "s")
@@ -197,11 +166,11 @@ class SparkMerger(SparkCommits):
             F.lit(False) if wanted is None else render.condition(wanted, layout)
             for wanted in (shape.certain(spec), shape.updating(spec))
         )
-        found = self._pairs(events).agg(
+        counts = self._pairs(events).agg(
             F.coalesce(F.bool_or(certain), F.lit(False)),
             F.count_distinct(matched_upsert),
         )
-        ((is_certain, matched),) = found.collect()
+        ((is_certain, matched),) = counts.collect()
         if is_certain:
             return True
         if upserts is None:
@@ -215,25 +184,25 @@ class SparkMerger(SparkCommits):
         batch = self._batch
         if batch.upserts + batch.deletes <= BROADCAST_EVENTS:
             events = F.broadcast(events)
-        stored = spark_table.rows(self._session, self._target)
-        return stored.alias("t").join(events.alias("s"), self._is_match() if is_match is None else is_match)
+        rows = spark_table.rows(self._session, self._target)
+        return rows.alias("t").join(events.alias("s"), self._is_match() if is_match is None else is_match)
 
     def _existing(self, tag: CommitTag) -> TableSnapshot:
-        """The target, which was there a moment ago: not to see it must not look as if there were nothing to do."""
-        found = self.find()
-        if found is None:
+        """The target, which must still be there: a missing one must not pass for one that needs no merge."""
+        target = self.find()
+        if target is None:
             msg = (
                 f"[TABLE_NOT_FOUND] target {self._target!r} disappeared after batch {tag.batch_id} was read; restore"
                 " it, then restart the query"
             )
             raise MergeFailedError(msg, target=self._target, batch_id=tag.batch_id)
-        return found
+        return target
 
     def _unchanged(self, tag: CommitTag) -> MergeReport:
-        """Nothing was left to do: perhaps because a twin of this call has done it."""
-        found = self.find()
+        """The report of a merge with nothing left to do: perhaps because a twin of this call has done it."""
+        target = self.find()
         return MergeReport(
-            already_applied=found is not None and is_applied(found.transaction, tag.app_id, tag.batch_id)
+            already_applied=target is not None and is_applied(target.transaction, tag.app_id, tag.batch_id)
         )
 
     def _matched(self, source: DataFrame, is_match: Column) -> DeltaMergeBuilder:

@@ -1,4 +1,4 @@
-"""Which part of the target a MERGE reads: by bounds and partition values of the keys, and by the user's filter."""
+"""The part of the target that a MERGE reads: by bounds and partition values of the keys, and by the user's filter."""
 
 from __future__ import annotations
 
@@ -30,15 +30,9 @@ _SHOWN_KEYS = 2
 
 
 class Pruning:
-    """What one batch needs to see of its target.
+    """The part of the target that one batch reads.
 
-    Args:
-        session: the sink's own.
-        spec: what the sink was told, with the moments in its filter fixed.
-        layout: how the batch's columns map onto the target.
-        batch: the evaluated events.
-        target: as it was found; its schema and partition columns count.
-        inside_at: version in which no row of the batch's keys is known to lie outside of the filter.
+    `inside_at` is a version in which no row of the batch's keys lies outside of the filter.
     """
 
     def __init__(
@@ -61,11 +55,11 @@ class Pruning:
 
     @property
     def has_filter(self) -> bool:
-        """Whether the user has said where the keys are."""
+        """Whether the sink has a `target_filter`."""
         return self._spec.target_filter is not None
 
     def by_keys(self) -> Column:
-        """What the rows of the batch's keys have in common, as a condition on `t`: the others need not be read.
+        """Condition on `t` that all rows of the batch's keys meet.
 
         Cost: one small Spark job, once, where a key is a partition column and has several values.
         """
@@ -76,7 +70,7 @@ class Pruning:
         return self._by_keys
 
     def _by_partitions(self) -> Column | None:
-        """The partitions of the keys that are partition columns; None where that says nothing new, or they are many."""
+        """Partitions of the keys that are partition columns; None where the bounds say as much, or they are many."""
         single = {bound.name for bound in self._batch.bounds.columns if bound.least == bound.greatest}
         keys = {field.name for field in boundable(self._layout.key_fields)} - single
         fields = [self._target.schema[name] for name in self._target.partition_columns if name in keys]
@@ -102,22 +96,15 @@ class Pruning:
         return None if self._spec.target_filter is None else target_filter.inside(self._spec.target_filter)
 
     def condition(self) -> Column:
-        """Both."""
+        """Keys and filter."""
         wanted = self.filtered()
         return self.by_keys() if wanted is None else self.by_keys() & wanted
 
     def expect_inside(self, version: int, *, batch_id: int) -> None:
-        """Stop where a row of the batch's keys lies outside of the filter: it would be there twice after the merge.
+        """Stop where a row of the batch's keys lies outside of the filter: the merge would insert it twice.
 
-        Args:
-            version: of the target.
-            batch_id: of the micro-batch.
-
-        Raises:
-            ContractError: there are such rows.
-
-        Cost: nothing for a version that was looked at before; else one Spark job over the key columns (and those of
-            the filter) of the files outside of the filter whose statistics do not rule out the batch's keys.
+        Cost: nothing for a version checked before; else one Spark job over the key columns (and those of the filter) of
+        the files outside of the filter whose statistics do not rule out the batch's keys.
         """
         if not self.has_filter or version == self._inside_at or not self._batch.upserts + self._batch.deletes:
             return
@@ -132,27 +119,16 @@ class Pruning:
         self._inside_at = version
 
     def warn_if_outside(self, version: int, *, batch_id: int) -> None:
-        """Say so where another writer has brought such rows between the look and the MERGE's commit.
-
-        Args:
-            version: that the MERGE has committed.
-            batch_id: of the micro-batch.
-        """
+        """Warn where another writer added such rows between the check and the MERGE's commit."""
         if not self.has_filter or self._inside_at is None or version == self._inside_at + 1:
             return
         keys = self._outside(version - 1)
         if keys:
-            tell(
-                log.warning,
-                "keys_outside_of_filter",
-                target=self._spec.label,
-                batch_id=batch_id,
-                version=version,
-                keys=list(keys),
-            )
+            where = {"target": self._spec.label, "batch_id": batch_id, "version": version}
+            tell(log.warning, "keys_outside_of_filter", **where, keys=list(keys))
 
     def _outside(self, version: int) -> list[str]:
-        """As JSON, a few of the batch's keys that have rows outside of the filter."""
+        """A few of the batch's keys, as JSON, that have rows outside of the filter."""
         if self._spec.target_filter is None:
             return []
         stored = spark_table.rows(self._session, self._spec.target, version=version).alias("t")
@@ -161,6 +137,6 @@ class Pruning:
         if self._batch.upserts + self._batch.deletes <= BROADCAST_EVENTS:
             events = F.broadcast(events)
         same_keys = columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in self._layout.keys)
-        found = elsewhere.join(events.alias("s"), same_keys, "left_semi")
+        outside = elsewhere.join(events.alias("s"), same_keys, "left_semi")
         key = F.to_json(F.struct(*(columns.column(name, "t") for name in self._layout.keys)))
-        return [row[0] for row in found.select(key).limit(_SHOWN_KEYS).collect()]
+        return [row[0] for row in outside.select(key).limit(_SHOWN_KEYS).collect()]

@@ -1,4 +1,4 @@
-"""Clauses of a merge as Spark executes them: columns over the event (`s`) and the row (`t`)."""
+"""Clauses of a merge as Spark columns over the event (`s`) and the row (`t`)."""
 
 from __future__ import annotations
 
@@ -38,14 +38,7 @@ from stream_merge.spark import columns
 def with_clauses(
     builder: DeltaMergeBuilder, clauses: Iterable[Clause], layout: Layout, *, of_missing: Column | None = None
 ) -> DeltaMergeBuilder:
-    """Add the clauses in their order; Delta takes the first that holds.
-
-    Args:
-        builder: of the MERGE.
-        clauses: what becomes of rows and events.
-        layout: how the batch's columns map onto the target.
-        of_missing: which of the rows without an event the clauses about them may concern; None: any.
-    """
+    """Add the clauses in order; Delta takes the first that holds. `of_missing` restricts those about rows alone."""
     for clause in clauses:
         when = None if clause.when == Always() else condition(clause.when, layout)
         if of_missing is not None and isinstance(clause, DeleteMissing | UpdateMissing):
@@ -63,18 +56,14 @@ def with_clauses(
         elif isinstance(clause, DeleteMissing):
             builder = builder.whenNotMatchedBySourceDelete(when)
         else:
-            values = _assigned(clause.values, layout)
-            if when is None:
-                builder = builder.whenNotMatchedBySourceUpdate(set=values)
-            else:
-                builder = builder.whenNotMatchedBySourceUpdate(when, values)
+            builder = builder.whenNotMatchedBySourceUpdate(when, _assigned(clause.values, layout))
     return builder
 
 
 def condition(wanted: Condition, layout: Layout) -> Column:
-    """The condition as a column that is never NULL; built once per layout, each operation is a call to the JVM.
+    """The condition as a column that is never NULL; built once per layout, since each operation is a call to the JVM.
 
-    What a user has written may be NULL, and a clause with it then does not hold.
+    SQL of the user may be NULL; a clause with it then does not hold.
     """
     if isinstance(wanted, Opaque):
         return as_column(wanted)
@@ -119,7 +108,7 @@ def same_keys(layout: Layout) -> Column:
 
 
 def as_column(opaque: Opaque) -> Column:
-    """What a user has written."""
+    """A user's expression."""
     return F.expr(opaque.written) if isinstance(opaque.written, str) else opaque.written
 
 
@@ -134,13 +123,13 @@ def _assigned(values: Assignments, layout: Layout) -> dict[str, str | Column]:
 
 
 def _updated(values: Assignments, layout: Layout) -> dict[str, str | Column]:
-    """As `_assigned`, with the fields of the row that the source's structs lack."""
+    """Assignments of an update: structs keep the fields of the row that the source's lack."""
     lacking = (c for c in layout.stored if c.lacks_fields and isinstance(values.get(c.name), str))
     return {**_assigned(values, layout), **{names.quote(c.name): _completed(c, layout) for c in lacking}}
 
 
 def _completed(stored: StoredColumn, layout: Layout) -> Column:
-    """What an update by the event's column of that name makes of the row's."""
+    """The row's new value of a column: the event's, with the fields that it lacks."""
     event, row = columns.column(layout.in_event(stored.name), "s"), columns.column(stored.name, "t")
     return columns.completed(event, row, stored.source_type, stored.dtype)
 

@@ -1,4 +1,4 @@
-"""A whole copy beside its table: what it would change, and whether it may."""
+"""A full copy compared with its table: what it would change, and whether it may."""
 
 from __future__ import annotations
 
@@ -28,16 +28,7 @@ _IS_ROW, _IS_EXPECTED = f"{names.RESERVED_PREFIX}is_row", f"{names.RESERVED_PREF
 
 
 class Beside:
-    """A copy and its table at one version.
-
-    Args:
-        session: the sink's own.
-        spec: what the sink was told.
-        layout: how the copy's columns map onto the table.
-        batch: the evaluated copy.
-        batch_id: of the copy.
-        version: of the table.
-    """
+    """A full copy and its table at one version."""
 
     def __init__(
         self, session: SparkSession, spec: MergeSpec, layout: Layout, batch: Batch, *, batch_id: int, version: int
@@ -60,11 +51,8 @@ class Beside:
     def would_change(self) -> bool:
         """Whether merging the copy changes a row of the table.
 
-        Raises:
-            ContractError: the copy must not be merged.
-
-        Cost: one Spark job over the keys of both (with flag and window); a second one over all columns where no key
-            is new and none is missing.
+        Cost: one Spark job over the keys of both (with flag and window); a second one over all columns where no key is
+        new and none is missing.
         """
         counts, new = self.expect_allowed()
         if new or (counts.missing and self._shape.concerns_missing):
@@ -76,11 +64,7 @@ class Beside:
         return not pairs.where(render.condition(updating, self._layout)).isEmpty()
 
     def expect_newest(self, now: TableSnapshot | None) -> None:
-        """Whether the look still counts: the table is at the version that it was taken of.
-
-        Raises:
-            CommitConflictError: another writer has committed meanwhile, as if a commit had lost against it.
-        """
+        """Stop where another writer has committed since the comparison, as if a commit had lost against it."""
         if now is not None and now.version == self._version:
             return
         meanwhile = "does not exist" if now is None else f"is at version {now.version}"
@@ -94,33 +78,21 @@ class Beside:
         )
 
     def held_against(self, report: MergeReport) -> MergeReport:
-        """The report of the MERGE as it is; a warning where it removed more rows than there were to be counted.
+        """The report of the MERGE; warns where it removed more rows than were counted.
 
-        Another writer has then committed rows between the look and the MERGE, which Delta began with a newer version.
+        Another writer has then committed rows between the comparison and the MERGE, which began with a newer version.
         """
         removed = sum(
             report.metrics.get(f"numTargetRowsNotMatchedBySource{what}", 0) for what in ("Deleted", "Updated")
         )
         if removed > self._missing:
-            tell(
-                log.warning,
-                "more_rows_removed_than_counted",
-                target=self._spec.label,
-                batch_id=self._batch_id,
-                version=report.version,
-                counted=self._missing,
-                removed=removed,
-            )
+            facts = {"version": report.version, "counted": self._missing, "removed": removed}
+            where = {"target": self._spec.label, "batch_id": self._batch_id}
+            tell(log.warning, "more_rows_removed_than_counted", **where, **facts)
         return report
 
     def expect_allowed(self) -> tuple[Copied, int]:
-        """What the copy does to the table, and how many of its keys the table does not have.
-
-        Raises:
-            ContractError: the copy must not be merged.
-
-        Cost: one Spark job over the keys of both (with flag and window).
-        """
+        """What the copy does to the table, and how many of its keys are new. Cost: one Spark job over all keys."""
         counts, new = self._counted()
         self._shape.expect_allowed(counts, target=self._spec.target, batch_id=self._batch_id)
         self._missing = counts.missing
@@ -129,8 +101,8 @@ class Beside:
     def _counted(self) -> tuple[Copied, int]:
         """Rows that should be in the copy, those that are not, and keys of the copy that the table does not have.
 
-        The rows are looked up in a small copy, which no shuffle brings to them. With a large one they are joined from
-        both sides, so that new keys need not be told from a count of the distinct ones that rows have.
+        Rows are looked up in a small copy, without a shuffle. With a large one they are joined from both sides, so that
+        new keys need no count of the distinct ones that rows have.
         """
         layout = self._layout
         keys = [columns.column(layout.in_event(key), "s") for key in layout.keys]

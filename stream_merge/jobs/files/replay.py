@@ -20,7 +20,7 @@ from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import matching_paths
-from stream_merge.tables.replay_claims import claims_of
+from stream_merge.tables.replay_claims import query_claims
 from stream_merge.tables.side import quarantine
 
 _PLACE = ("topic", "offset", "timestamp", "raw_value")
@@ -91,7 +91,7 @@ def replay(
         target: of the sink.
         checkpoint: of the runs.
     """
-    claims = claims_of(session, quarantine_table, target, owner=checkpoint)
+    claims = query_claims(session, quarantine_table, target, owner=checkpoint)
     if claims is None:
         return Replayed()
     left = claims.settle()

@@ -39,7 +39,7 @@ from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.spark.jvm import owned_session
 from stream_merge.spark.streaming import caller_named
 from stream_merge.tables import spark_table
-from stream_merge.tables.replay_claims import UNFINISHED, claims_of
+from stream_merge.tables.replay_claims import UNFINISHED, query_claims
 from stream_merge.tables.side import quarantine
 
 log = logging.getLogger(__name__)
@@ -215,7 +215,7 @@ class TopicSink:
             return
         session, target = batch_df.sparkSession, self._settings.target
         place = target.quarantine
-        claims = claims_of(owned_session(session), place, target, owner=self._settings.checkpoint)
+        claims = query_claims(owned_session(session), place, target, owner=self._settings.checkpoint)
         if claims is not None and claims.settle() is not None:
             tell(log.warning, "quarantine_replay_unfinished", query=self._settings.name, remedy=UNFINISHED)
         found = spark_table.find(session, target)

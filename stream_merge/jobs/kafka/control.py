@@ -66,7 +66,7 @@ def stop_request(query: QuerySettings) -> Path | None:
 def is_running(query: QuerySettings) -> bool:
     """Whether a process holds the query; where there is no lock of it, none has ever run there."""
     path = beside_folder(query.checkpoint, "lock")
-    return path is not None and locks.holder_of(path) is not None
+    return path is not None and locks.lock_holder(path) is not None
 
 
 def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:

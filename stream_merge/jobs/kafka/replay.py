@@ -45,7 +45,7 @@ from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 from stream_merge.spark.confs import WHOLE_READS, holding
 from stream_merge.tables import spark_table
-from stream_merge.tables.replay_claims import Unfinished, claims_of
+from stream_merge.tables.replay_claims import Unfinished, query_claims
 from stream_merge.tables.side import quarantine
 
 _FOLLOWED = "$followed"
@@ -167,7 +167,7 @@ def _replayed(
     session: SparkSession, settings: QuerySettings, request: Request, metrics: MergeMetrics | None
 ) -> Replayed:
     place = settings.target.quarantine
-    claims = claims_of(session, place, settings.target, owner=settings.checkpoint)
+    claims = query_claims(session, place, settings.target, owner=settings.checkpoint)
     if claims is None:
         return Replayed(id=request.id)
     left = claims.settle()

@@ -1,4 +1,4 @@
-"""A commit of one's own: its actions in the order of the protocol, put under the next version if nobody was faster."""
+"""A commit by the driver: its actions in the protocol's order, put under the next version if nobody was faster."""
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ class ConcurrentWriteException(RuntimeError):  # noqa: N818 - as Delta calls it,
 
 
 def overtaken(version: int) -> ConcurrentWriteException:
-    """The error of a writer who came second."""
+    """The error of a writer that came second."""
     return ConcurrentWriteException(f"version {version} was committed by another writer")
 
 
 class UndatedCommitError(RuntimeError):
-    """The commit before carries no time, so that none can be given to this one."""
+    """The commit before has no in-commit timestamp, so that none can be given to this one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """What one merge, or one compaction, writes into the log."""
+    """The contents of a commit: of a merge, an append or a compaction."""
 
     version: int
-    """Of the commit: the one that was read and one."""
     now_ms: int
-    """Milliseconds since the epoch."""
     user_metadata: str | None
     metrics: Mapping[str, int]
     transaction: tuple[str, int] | None
@@ -89,18 +87,10 @@ class Commit:
         )
 
     def put(self, log: Path, lock: AbstractContextManager[object] | None = None) -> None:
-        """Put the commit under its version: whole or not at all, and never over another one.
+        """Put the commit under its version: completely or not at all, and never over another one.
 
         A hard link either makes the name or fails; who checks and then renames, as Spark does on a local disk, is kept
-        out by the lock. Before, the text lies among the data files: what a crash leaves there VACUUM deletes, in the
-        log it would stay.
-
-        Args:
-            log: folder `_delta_log`.
-            lock: held while the name is made.
-
-        Raises:
-            ConcurrentWriteException: the version is there.
+        out by the lock. Before, the text is among the data files: VACUUM deletes there what a crash leaves.
         """
         unnamed, named = log.parent / f"commit-{self.token}.json", log / f"{self.version:020d}.json"
         try:
@@ -126,22 +116,13 @@ def _engine() -> str:
 
 
 def timestamp_after(snapshot: TableSnapshot, log: Log, now_ms: int) -> int | None:
-    """The in-commit timestamp of the commit after a version; None for a table that has none.
-
-    Raises:
-        UndatedCommitError: as `next_timestamp`.
-    """
-    if not is_on(snapshot.properties, ICT_PROPERTY):
-        return None
-    return next_timestamp(log, snapshot.version, now_ms)
+    """The in-commit timestamp of the commit after a version; None for a table without them."""
+    is_dated = is_on(snapshot.properties, ICT_PROPERTY)
+    return next_timestamp(log, snapshot.version, now_ms) if is_dated else None
 
 
 def next_timestamp(log: Log, before: int, now_ms: int) -> int:
-    """The in-commit timestamp of the commit after version `before`: now, but later than that of the one before.
-
-    Raises:
-        UndatedCommitError: that one has none, or is gone.
-    """
+    """The in-commit timestamp of the commit after version `before`: now, but later than that one's."""
     try:
         with log.opened(f"{before:020d}.json") as file:
             first = bytes(file.read()).splitlines()[0]
@@ -169,35 +150,29 @@ def removed(add: Mapping[str, Any], now_ms: int, *, changes_data: bool = True) -
 
 
 def added_again(add: Mapping[str, Any], vector: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """The `add` of a live file with another vector: else as the log has it, to the last digit of its statistics.
-
-    Args:
-        add: its body as it is.
-        vector: descriptor of the new one.
-        rows: of the file, deleted ones included; written where its statistics do not tell them.
-    """
+    """The `add` of a live file with another vector: else as the log has it, to the last digit of its statistics."""
     return {**add, "dataChange": True, "stats": wide(add.get("stats"), rows), "deletionVector": dict(vector)}
 
 
 def wide(stats: str | None, rows: int) -> str:
-    """Statistics that say that rows may be gone: bounds still hold, but a row at them may not live any more.
+    """Statistics that say that rows may be gone: bounds still hold, but a row at them may be deleted.
 
-    The text is not parsed and written anew: numbers would lose digits.
+    The text is not parsed and written again: numbers would lose digits.
     """
-    found = json.loads(stats) if stats else {}
-    if not isinstance(found, dict) or not isinstance(stats, str) or not found:
+    parsed = json.loads(stats) if stats else {}
+    if not isinstance(parsed, dict) or not isinstance(stats, str) or not parsed:
         return _bare(rows)
     text, wanted = stats.strip(), {"tightBounds": "false", "numRecords": str(rows)}
     for name, value in wanted.items():
-        if found.get(name) is not None and json.dumps(found[name]) == value:
+        if parsed.get(name) is not None and json.dumps(parsed[name]) == value:
             continue
-        if name not in found:
+        if name not in parsed:
             text = f'{{"{name}":{value},{text[1:]}'
-        elif name == "tightBounds" or found[name] is None:
-            said = re.compile(rf'"{name}"\s*:\s*(true|null)')
-            if len(said.findall(text)) != 1:  # a value of some column spells it, too
-                return _bare(found.get("numRecords") or rows)
-            text = said.sub(f'"{name}":{value}', text)
+        elif name == "tightBounds" or parsed[name] is None:
+            pattern = re.compile(rf'"{name}"\s*:\s*(true|null)')
+            if len(pattern.findall(text)) != 1:  # a value of some column spells it, too
+                return _bare(parsed.get("numRecords") or rows)
+            text = pattern.sub(f'"{name}":{value}', text)
     return text
 
 

@@ -1,4 +1,4 @@
-"""Which files that merges on read have left are worth writing again: many small ones, one without many of its rows."""
+"""Which files of the driver's merges are worth rewriting: many small ones, and ones that lost many rows."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class Stored:
 
     @property
     def deleted_share(self) -> float:
-        """Of its rows."""
+        """Share of deleted rows."""
         return self.deleted / self.rows if self.rows else 0.0
 
     @property
     def live_bytes(self) -> float:
-        """What would be left of it."""
+        """Bytes without the deleted rows."""
         return self.bytes * (1 - self.deleted_share)
 
 
 def rounds(files: Iterable[Stored]) -> Sequence[Sequence[Stored]]:
-    """The files that are worth writing again, by rounds: those of a round become one file.
+    """The files that are worth rewriting, by rounds: those of a round become one file.
 
-    Small files first: they cost each merge to come a look inside.
+    Small files first: each merge has to read them.
     """
     small: dict[tuple[Any, ...], list[Stored]] = defaultdict(list)
     thin: list[Stored] = []

@@ -1,4 +1,4 @@
-"""One Parquet file of a table, written as Spark's Delta writes it, and the action that tells the log of it."""
+"""One Parquet file of a table, written as Spark's Delta writes it, and its action for the log."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 from stream_merge.model import names
 from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.spark.versions import arrow_type
+from stream_merge.tables.files.footers import inner_types
 from stream_merge.tables.files.statistics import maps_columns, statistics, stored_name
 
 CHANGE_TYPE = "_change_type"
@@ -76,32 +77,18 @@ def write_data_file(
     now_ms: int,
     prefix: str = OWN_PREFIX,
 ) -> dict[str, Any]:
-    """Write rows of one partition to a new data file.
+    """Write rows of one partition to a new data file; returns the body of its `add` action.
 
-    Args:
-        root: of the table, on a local disk.
-        rows: at least one; the columns of `schema` without those of `partition`, in its order and under its names,
-            of the types that `arrow_type` gives.
-        schema: of the table, with the metadata of its fields.
-        partition: as the log has it, by names in files; the table's partition columns in their order.
-        properties: of the table.
-        now_ms: milliseconds since 1970, the file's time in the log.
-        prefix: of the file's name.
-
-    Returns:
-        The body of the `add` action.
-
-    Raises:
-        NullViolationError: a NULL where the schema allows none; nothing is written.
-        ValueError: the rows are not of this schema, or of a type that is not written here; nothing is written.
+    Rows have the columns of `schema` without those of `partition`, in `arrow_type`'s types; `partition` is by names in
+    files, in the order of the table's partition columns. Raises `NullViolationError`, or `ValueError` for rows of
+    another schema or of a type that is not written here; nothing is written then.
     """
     partitioned = _partition_fields(schema, partition, properties)
     data = StructType([field for field in schema.fields if field not in partitioned])
-    _refuse(rows, data, partitioned, partition)
-    stats = statistics(rows, data, properties)
-    values = {name: value or None for name, value in partition.items()}
+    stats = statistics(_checked(rows, data, partitioned, partition), data, properties)
     name = f"{prefix}{uuid.uuid4()}.snappy.parquet"
-    file = _written(root, _folder("", values) / name, as_stored(rows, data, properties), values, properties)
+    stored = as_stored(rows, data, properties)
+    file = _written(root, "", name, stored, partition=partition, properties=properties)
     return {**file, "modificationTime": now_ms, "dataChange": True, "stats": stats}
 
 
@@ -113,57 +100,41 @@ def write_change_file(
     partition: Mapping[str, str | None],
     properties: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Write changes of one partition to a new file of the change feed.
-
-    Args:
-        root: of the table, on a local disk.
-        rows: as for `write_data_file`, and `_change_type` as their last column.
-        schema: of the table; it does not have `_change_type`.
-        partition: as for `write_data_file`.
-        properties: of the table.
-
-    Returns:
-        The body of the `cdc` action.
-
-    Raises:
-        NullViolationError: as for `write_data_file`.
-        ValueError: as for `write_data_file`.
-    """
+    """Write changes of one partition, `_change_type` as their last column; returns the body of the `cdc` action."""
     partitioned = _partition_fields(schema, partition, properties)
     data = StructType([*(field for field in schema.fields if field not in partitioned), _CHANGE_FIELD])
-    _refuse(rows, data, partitioned, partition)
-    values = {name: value or None for name, value in partition.items()}
+    stored = as_stored(_checked(rows, data, partitioned, partition), data, properties)
     name = f"cdc-00000-{uuid.uuid4()}.c000.snappy.parquet"
-    file = _written(root, _folder(CHANGE_FOLDER, values) / name, as_stored(rows, data, properties), values, properties)
+    file = _written(root, CHANGE_FOLDER, name, stored, partition=partition, properties=properties)
     return {**file, "dataChange": False}
 
 
 def _written(
-    root: Path, relative: PurePosixPath, rows: pa.Table, values: dict[str, str | None], properties: Mapping[str, str]
+    root: Path,
+    folder: str,
+    name: str,
+    rows: pa.Table,
+    *,
+    partition: Mapping[str, str | None],
+    properties: Mapping[str, str],
 ) -> dict[str, Any]:
+    values = {column: value or None for column, value in partition.items()}
+    relative = _folder(folder, values) / name
     path = root / relative
     path.parent.mkdir(parents=True, exist_ok=True)
+    settings = {"compression": "snappy", "store_schema": False, "store_decimal_as_integer": True}
+    bounded = sorted(_bounded_leaves(rows.schema))
     try:
         limit = properties.get(names.ROW_GROUP_PROPERTY, "")
-        _write(path, rows, most_rows=int(limit) if limit.isdecimal() else _MOST_ROWS)
+        most_rows = int(limit) if limit.isdecimal() else _MOST_ROWS
+        with pq.ParquetWriter(path, rows.schema, write_statistics=bounded, **settings) as writer:
+            for group in _row_groups(rows, most_rows):
+                writer.write_table(group, row_group_size=group.num_rows)
+            writer.add_key_value_metadata(_FILE_METADATA)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
     return {"path": _as_url(str(relative)), "partitionValues": values, "size": path.stat().st_size}
-
-
-def _write(path: Path, rows: pa.Table, *, most_rows: int) -> None:
-    with pq.ParquetWriter(
-        path,
-        rows.schema,
-        compression="snappy",
-        store_schema=False,
-        store_decimal_as_integer=True,
-        write_statistics=sorted(_told_of(rows.schema)),
-    ) as writer:
-        for group in _row_groups(rows, most_rows):
-            writer.write_table(group, row_group_size=group.num_rows)
-        writer.add_key_value_metadata(_FILE_METADATA)
 
 
 def _row_groups(rows: pa.Table, most: int) -> Iterator[pa.Table]:
@@ -178,8 +149,8 @@ def _row_groups(rows: pa.Table, most: int) -> Iterator[pa.Table]:
         yield from _row_groups(rows.slice(half), most)
 
 
-def _told_of(schema: pa.Schema) -> set[str]:
-    """The leaves whose least and greatest values stand in the footer: all but floats.
+def _bounded_leaves(schema: pa.Schema) -> set[str]:
+    """The leaves whose least and greatest values are in the footer: all but floats.
 
     pyarrow passes over NaN there; for Spark NaN is greatest, and it would skip the row group that has one.
     """
@@ -218,7 +189,7 @@ class _Renamed:
 def as_stored(rows: pa.Table, schema: StructType, properties: Mapping[str, str]) -> pa.Table:
     """Rows with the names and field ids that they have in files, at every depth. Nothing is copied.
 
-    All columns may be NULL in a file, as in Spark's (`makeOutputNullable`): NOT NULL is the log's to say and to lift.
+    All columns may be NULL in a file, as in Spark's (`makeOutputNullable`): NOT NULL is a matter of the log.
     """
     mapped = maps_columns(properties)
     fields = [_stored_field(field, mapped=mapped and field is not _CHANGE_FIELD) for field in schema.fields]
@@ -256,9 +227,9 @@ def _partition_fields(
     return [fields[name] for name in partition]
 
 
-def _refuse(
+def _checked(
     rows: pa.Table, data: StructType, partitioned: list[StructField], partition: Mapping[str, str | None]
-) -> None:
+) -> pa.Table:
     if not rows.num_rows:
         msg = "a file without rows is of no use; add none to the log"
         raise ValueError(msg)
@@ -270,9 +241,9 @@ def _refuse(
         if odd is not None:
             msg = f"column {field.name!r} has the type {odd.simpleString()}, which only Spark writes; let Spark merge"
             raise ValueError(msg)
-        wanted, found = arrow_type(field.dataType), rows[field.name].type
-        if not _fits(found, wanted):
-            msg = f"column {field.name!r} came as {found}, but the table has {wanted}; cast it first"
+        wanted, given = arrow_type(field.dataType), rows[field.name].type
+        if not _fits(given, wanted):
+            msg = f"column {field.name!r} came as {given}, but the table has {wanted}; cast it first"
             raise ValueError(msg)
     nulls = [
         path for field in data.fields for path in _nulls(rows[field.name], field.dataType, field.name, field.nullable)
@@ -281,38 +252,30 @@ def _refuse(
     if nulls:
         msg = f"column {nulls[0]!r} is NOT NULL in the table, but a row has NULL there; give it a value"
         raise NullViolationError(msg)
+    return rows
 
 
 def _unstored(dtype: DataType) -> Iterator[DataType]:
-    if isinstance(dtype, StructType):
-        parts = [field.dataType for field in dtype.fields]
-    elif isinstance(dtype, ArrayType):
-        parts = [dtype.elementType]
-    elif isinstance(dtype, MapType):
-        parts = [dtype.keyType, dtype.valueType]
-    else:
-        if not isinstance(dtype, _STORED) or isinstance(dtype, _UNSTORED):
-            yield dtype
-        return
-    if not parts:
+    parts = inner_types(dtype)
+    if not parts and (not isinstance(dtype, _STORED) or isinstance(dtype, _UNSTORED)):
         yield dtype
     for part in parts:
         yield from _unstored(part)
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values of one type can be read as the other: the same layout, and structs' fields of the same names."""
-    if found.id != wanted.id or found.num_fields != wanted.num_fields:
+    if given.id != wanted.id or given.num_fields != wanted.num_fields:
         return False
-    if not found.num_fields:
-        return bool(found == wanted)
-    pairs = [(found.field(i), wanted.field(i)) for i in range(found.num_fields)]
-    is_struct = pa.types.is_struct(found)
+    if not given.num_fields:
+        return bool(given == wanted)
+    pairs = [(given.field(i), wanted.field(i)) for i in range(given.num_fields)]
+    is_struct = pa.types.is_struct(given)
     return all((not is_struct or ours.name == theirs.name) and _fits(ours.type, theirs.type) for ours, theirs in pairs)
 
 
 def _nulls(values: pa.ChunkedArray, dtype: DataType, path: str, nullable: bool) -> Iterator[str]:
-    """Where values are NULL and must not be. As for Delta, fields of a NULL struct are, but not in arrays."""
+    """Paths of NULLs that must not be. As for Delta, fields of a NULL struct are NULL, but not in arrays."""
     if not nullable and values.null_count:
         yield path
     if not _requires(dtype):
@@ -321,7 +284,8 @@ def _nulls(values: pa.ChunkedArray, dtype: DataType, path: str, nullable: bool) 
         for field, inner in zip(dtype.fields, values.flatten(), strict=True):
             yield from _nulls(inner, field.dataType, f"{path}.{field.name}", field.nullable)
     elif isinstance(dtype, ArrayType):
-        yield from _nulls_inside(_elements(values), dtype.elementType, f"{path}.element", dtype.containsNull)
+        elements = pa.chunked_array([chunk.flatten() for chunk in values.chunks], values.type.value_type)
+        yield from _nulls_inside(elements, dtype.elementType, f"{path}.element", dtype.containsNull)
     elif isinstance(dtype, MapType):
         keys, items = _entries(values)
         yield from _nulls_inside(keys, dtype.keyType, f"{path}.key", False)
@@ -334,12 +298,8 @@ def _nulls_inside(values: pa.ChunkedArray, dtype: DataType, path: str, nullable:
     yield from _nulls(values.drop_null() if _requires(dtype) else values, dtype, path, True)
 
 
-def _elements(lists: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array([chunk.flatten() for chunk in lists.chunks], lists.type.value_type)
-
-
 def _entries(maps: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """All keys and all values; a cast to a list of structs would stop at NULLs before they can be told."""
+    """All keys and all values; a cast to a list of structs would fail at NULLs before they can be reported."""
     keys, items = [], []
     for chunk in filter(len, maps.drop_null().chunks):
         start, count = chunk.offsets[0].as_py(), chunk.offsets[-1].as_py() - chunk.offsets[0].as_py()
@@ -365,12 +325,12 @@ def _folder(base: str, values: Mapping[str, str | None]) -> PurePosixPath:
 
 
 def _escaped(text: str) -> str:
-    """As a piece of a folder's name (`ExternalCatalogUtils.escapePathName`)."""
+    """A text as a part of a folder's name (`ExternalCatalogUtils.escapePathName`)."""
     return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in text)
 
 
 def _as_url(path: str) -> str:
-    """As it stands in the log: Java's `URI` leaves what is not ASCII, but spaces and control characters."""
-    kept = (c for c in set(path) if not c.isascii() and unicodedata.category(c) not in ("Zs", "Zl", "Zp", "Cc"))
-    plain = frozenset(kept)
+    """A path as the log spells it: Java's `URI` leaves what is not ASCII, but spaces and control characters."""
+    spaces = ("Zs", "Zl", "Zp", "Cc")
+    plain = {c for c in path if not c.isascii() and unicodedata.category(c) not in spaces}
     return "".join(c if c in plain else quote(c, safe=_PLAIN_IN_URL) for c in path)

@@ -1,4 +1,4 @@
-"""The rows of a batch's keys in data files, with their positions: a join by DuckDB over the files' key columns."""
+"""Finds the rows of a batch's keys in data files, with their positions: DuckDB joins the files' key columns."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.files import partitions
 from stream_merge.tables.files.footers import Footer
 from stream_merge.tables.log import handle
+from stream_merge.tables.log.live_files import Add
 
 EVENT, FILE, POSITION = "__stream_merge_event", "__stream_merge_file", "__stream_merge_position"
 OWN_COLUMNS = frozenset({"filename", "file_row_number", "file_index"})
@@ -39,9 +40,9 @@ OWN_COLUMNS = frozenset({"filename", "file_row_number", "file_index"})
 _UTC, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _EVENTS = "__stream_merge_events"
 _LEAST_ROWS, _MOST_ROWS, _ENCODED_BYTES = 512, 65_536, 16 << 20
-"""Rows that are read at a time: as many as take so many bytes, by what footers tell of how they are encoded."""
+"""Rows read at a time: as many as take so many encoded bytes, by the footers."""
 _WHOLE_ROWS = 4_096
-"""And of whole files at most so many: what a dictionary holds once may be far longer in memory."""
+"""At most so many of complete files: what a dictionary holds once may be far longer in memory."""
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -54,13 +55,19 @@ _SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A file that may hold keys of the batch."""
+    """A live file that may hold keys of the batch."""
 
     path: str
     """Decoded, relative to the table."""
     footer: Footer
     partition: Mapping[str, str | None]
     """`partitionValues` of its `add`."""
+    add: Add
+
+    @property
+    def encoded_bytes(self) -> float:
+        """Bytes of its rows before compression."""
+        return self.footer.row_bytes * self.footer.rows
 
 
 def find(
@@ -74,54 +81,41 @@ def find(
     others: bool = False,
     room_for: Callable[[int], object],
 ) -> pa.Table:
-    """The rows of the events' keys, live or not, in no order.
+    """The rows of the events' keys, live or not, in no order: `EVENT`, `FILE`, `POSITION` and the wanted columns.
 
-    Args:
-        root: folder of the table.
-        candidates: the files.
-        events: has the key columns, in the types of the table; none of them NULL.
-        keys: names of the key columns.
-        schema: of the table.
-        columns: names of those that are wanted of the table's; None: all.
-        others: whether all other rows are wanted, too.
-        room_for: told how many bytes the rows take that there are so far, each time that they are more; raises where
-            there is no room for them.
-
-    Returns:
-        `EVENT` (row number in events; NULL for other rows), `FILE` (number among the candidates), `POSITION` (row
-        number in the file) and the columns that are wanted, in the table's order.
-
-    Raises:
-        duckdb.Error, OSError: a file cannot be read.
+    `EVENT` is a row number in events, NULL for `others`; `FILE` a number among the candidates; `POSITION` a row number
+    in the file. No key of the events is NULL. `room_for` gets the bytes of the rows read so far, and raises where there
+    is no memory for them.
     """
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, candidate in enumerate(candidates):
         groups[(candidate.footer.types, *sorted(candidate.partition.items()))].append(number)
     numbers = [pa.field(name, pa.int64()) for name in (EVENT, FILE, POSITION)]
-    kept = StructType([field for field in schema.fields if columns is None or field.name in columns])
-    wanted = pa.schema([*numbers, *(pa.field(field.name, arrow_type(field.dataType)) for field in kept.fields)])
-    found = [wanted.empty_table()]
+    read_as = StructType([field for field in schema.fields if columns is None or field.name in columns])
+    wanted = pa.schema([*numbers, *(pa.field(field.name, arrow_type(field.dataType)) for field in read_as.fields)])
+    parts = [wanted.empty_table()]
     with _connections.cursor() as con:
         for group in groups.values():
             first = candidates[group[0]]
-            held, parted = _held(schema, first), [f for f in schema.fields if name_in_files(f) in first.partition]
-            wanted_keys, events_of = _of_partition(events, [field for field in parted if field.name in keys], first)
+            stored = _stored_fields(schema, first)
+            parted = [field for field in schema.fields if name_in_files(field) in first.partition]
+            wanted_keys, events_of = _in_partition(events, [field for field in parted if field.name in keys], first)
             # A key that the files lack is NULL in all their rows.
-            has_keys = {field.name for field in (*held, *parted)}.issuperset(keys)
+            has_keys = {field.name for field in (*stored, *parted)}.issuperset(keys)
             if not others and not (wanted_keys.num_rows and has_keys):
                 continue
             paths = [os.fspath(root / candidates[number].path) for number in group]
-            values, on = _key_columns(wanted_keys, [field for field in held if field.name in keys], first.footer)
+            values, on = _key_columns(wanted_keys, [field for field in stored if field.name in keys], first.footer)
             on = on if has_keys else ["FALSE"]
             con.register(_EVENTS, pa.table({EVENT: events_of, **values}))
-            read = [field for field in held if field in kept.fields]
+            read = [field for field in stored if field in read_as.fields]
             query = con.sql(_query(paths, read, on, others=others))
             at_a_time = _rows_at_a_time([candidates[number] for number in group])
-            rows = _read(query.to_arrow_reader(at_a_time), sum(table.nbytes for table in found), room_for)
+            rows = _read(query.to_arrow_reader(at_a_time), sum(table.nbytes for table in parts), room_for)
             at = pc.index_in(rows[FILE], value_set=pa.array(paths, rows[FILE].type))
             rows = rows.set_column(1, FILE, pa.array(group, pa.int64()).take(at))
-            found.append(_with_columns(rows, read, kept, first).cast(wanted))
-    return pa.concat_tables(found).combine_chunks()
+            parts.append(_with_columns(rows, read, read_as, first).cast(wanted))
+    return pa.concat_tables(parts).combine_chunks()
 
 
 def _rows_at_a_time(files: Sequence[Candidate]) -> int:
@@ -140,19 +134,9 @@ def _read(reader: pa.RecordBatchReader, before: int, room_for: Callable[[int], o
 
 
 def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructType) -> Iterator[pa.Table]:
-    """The rows of a file that are not deleted, in their order and a few at a time, with all columns of the table.
-
-    Args:
-        root: folder of the table.
-        candidate: the file.
-        dead: positions of its deleted rows.
-        schema: of the table.
-
-    Raises:
-        pa.ArrowException, OSError: the file cannot be read.
-    """
-    held = _held(schema, candidate)
-    names = [name_in_files(field) for field in held]
+    """The rows of a file that are not deleted, in order and a few at a time, with all columns of the table."""
+    stored = _stored_fields(schema, candidate)
+    names = [name_in_files(field) for field in stored]
     # A dot in a name would mean a field of a struct there.
     chosen = None if any("." in name for name in names) else names
     live = np.ones(candidate.footer.rows, dtype=bool)
@@ -162,21 +146,22 @@ def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructTy
         for batch in file.iter_batches(
             min(_rows_at_a_time([candidate]), _WHOLE_ROWS), columns=chosen, use_threads=False
         ):
-            kept = live[first : first + batch.num_rows]
+            keep = live[first : first + batch.num_rows]
             first += batch.num_rows
-            rows = batch if kept.all() else batch.filter(pa.array(kept))
-            read = {field.name: pa.chunked_array([rows.column(name)]) for field, name in zip(held, names, strict=True)}
+            rows = batch if keep.all() else batch.filter(pa.array(keep))
+            columns = (pa.chunked_array([rows.column(name)]) for name in names)
+            read = dict(zip((field.name for field in stored), columns, strict=True))
             yield pa.table(_columns(read, schema, candidate, rows.num_rows))
 
 
-def _held(schema: StructType, file: Candidate) -> list[StructField]:
-    """The columns that are read from a file: it has them, and the log does not say their value."""
+def _stored_fields(schema: StructType, file: Candidate) -> list[StructField]:
+    """The columns that are read from a file: it has them, and they are not partition columns."""
     there = {name for name, _ in file.footer.types} - file.partition.keys()
     return [field for field in schema.fields if name_in_files(field) in there]
 
 
-def _of_partition(events: pa.Table, parted: Sequence[StructField], file: Candidate) -> tuple[pa.Table, pa.Array]:
-    """The events whose keys may lie in a partition, and their row numbers."""
+def _in_partition(events: pa.Table, parted: Sequence[StructField], file: Candidate) -> tuple[pa.Table, pa.Array]:
+    """The events whose keys may be in a partition, and their row numbers."""
     numbers = pa.arange(0, events.num_rows)
     keep: Any = None
     for field in parted:
@@ -208,9 +193,9 @@ def _key_columns(
     return columns, on or ["TRUE"]
 
 
-def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str], *, others: bool) -> str:
+def _query(paths: Sequence[str], fields: Sequence[StructField], on: Sequence[str], *, others: bool) -> str:
     """The rows of files that an event is joined to, with `others` all."""
-    selected = "".join(f", t.{handle.quote(name_in_files(field))} AS c{i}" for i, field in enumerate(held))
+    selected = "".join(f", t.{handle.quote(name_in_files(field))} AS c{i}" for i, field in enumerate(fields))
     files = ", ".join(handle.text(path) for path in paths)
     join = "LEFT JOIN" if others else "JOIN"
     return (
@@ -220,10 +205,10 @@ def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str],
     )
 
 
-def _with_columns(rows: pa.Table, held: Sequence[StructField], schema: StructType, file: Candidate) -> pa.Table:
+def _with_columns(rows: pa.Table, fields: Sequence[StructField], schema: StructType, file: Candidate) -> pa.Table:
     """All columns of the table: as read (`c0`, `c1`, …), as the partition says, or NULL."""
     made = {name: rows[name] for name in (EVENT, FILE, POSITION)}
-    read = {field.name: rows[f"c{i}"] for i, field in enumerate(held)}
+    read = {field.name: rows[f"c{i}"] for i, field in enumerate(fields)}
     return pa.table({**made, **_columns(read, schema, file, rows.num_rows)})
 
 
@@ -244,7 +229,7 @@ def _columns(
 
 
 class _Connections:
-    """One database in memory per process; what is read of files for it is read once."""
+    """One database in memory per process, which caches what is read of files."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -265,7 +250,7 @@ _connections = _Connections()
 
 
 def odd_names(names: Iterable[str]) -> list[str]:
-    """Which of a table's names DuckDB would take for its own."""
+    """The names of a table that are reserved by DuckDB."""
     return [name for name in names if name.lower() in OWN_COLUMNS]
 
 
@@ -273,15 +258,7 @@ _INSTANT = pa.timestamp("us", tz="UTC")
 
 
 def conformed(values: pa.Array, dtype: DataType) -> pa.Array:
-    """Values in the table's type; the file was found to hold them so that nothing is lost (`footers.is_readable`).
-
-    Args:
-        values: of one column, by names in files.
-        dtype: Spark's type of the column, with names of the schema.
-
-    Raises:
-        pa.ArrowInvalid, pa.ArrowNotImplementedError: a value is not one of that type after all.
-    """
+    """Values of a file in the table's type; `footers.is_readable` has ruled out any loss."""
     wanted = arrow_type(dtype)
     if values.type == wanted and not _is_renamed(dtype):
         return values
@@ -317,10 +294,10 @@ def _is_renamed(dtype: DataType) -> bool:
 
 
 def _struct(values: pa.StructArray, dtype: StructType, wanted: pa.StructType) -> pa.Array:
-    held = {values.type.field(i).name: i for i in range(values.type.num_fields)}
+    numbers = {values.type.field(i).name: i for i in range(values.type.num_fields)}
     children = []
     for field in dtype.fields:
-        at = held.get(name_in_files(field))
+        at = numbers.get(name_in_files(field))
         if at is None:
             children.append(pa.nulls(len(values), arrow_type(field.dataType)))
         else:
@@ -337,7 +314,7 @@ def _list_buffers(values: pa.Array) -> list[pa.Buffer | None]:
 
 
 def _span(values: pa.Array, children: pa.Array) -> pa.Array:
-    """Of all children those that the lists or maps of a slice are about."""
+    """The children of the lists or maps in a slice."""
     if not len(values):
         return children.slice(0, 0)
     start, end = values.offsets[0].as_py(), values.offsets[-1].as_py()

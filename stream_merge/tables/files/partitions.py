@@ -8,38 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-)
+from pyspark.sql.types import BooleanType, DataType, DateType, StringType, StructType
 
 from stream_merge.model.snapshot import name_in_files
 from stream_merge.shapes.arrow_order import holds_null_of_partitions
 from stream_merge.spark.versions import arrow_type
 
-TYPES: tuple[type[DataType], ...] = (BooleanType, ByteType, ShortType, IntegerType, LongType, DateType, StringType)
-"""Types whose values have one text each, the same for every writer."""
-
 
 def typed(text: str | None, dtype: DataType) -> pa.Scalar:
-    """A value of the log as the table has it; an empty text is NULL.
-
-    Raises:
-        ValueError: the text is none of that type.
-    """
+    """A partition value of the log in the table's type; an empty text is NULL."""
     wanted = arrow_type(dtype)
     if text is None or text == "":
         return pa.scalar(None, wanted)
     if isinstance(dtype, BooleanType):
         if text not in ("true", "false"):
-            msg = f"partition value {text!r} is no boolean"
+            msg = f"partition value {text!r} is not a boolean"
             raise ValueError(msg)
         return pa.scalar(text == "true", wanted)
     if isinstance(dtype, DateType):
@@ -47,17 +30,13 @@ def typed(text: str | None, dtype: DataType) -> pa.Scalar:
     if isinstance(dtype, StringType):
         return pa.scalar(text, wanted)
     if _WHOLE.fullmatch(text) is None:
-        msg = f"partition value {text!r} is no whole number"
+        msg = f"partition value {text!r} is not a whole number"
         raise ValueError(msg)
     return pa.scalar(int(text), wanted)
 
 
-def text_of(value: Any) -> str | None:
-    """A value as the log has it.
-
-    Args:
-        value: as Arrow gives it to Python.
-    """
+def spelled(value: Any) -> str | None:
+    """A partition value as the log spells it."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -68,32 +47,32 @@ def text_of(value: Any) -> str | None:
 
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")
-"""Python's `int` takes more than that."""
+"""Python's `int` accepts more."""
 
 _DATE = re.compile(r"([+-]?\d{4,})-(\d\d)-(\d\d)", re.ASCII)
 _EPOCH = datetime.date(1970, 1, 1)
 _CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
-"""After which the calendar repeats; Python knows no year beyond 9999, Spark writes `+12000-02-29`."""
+"""The calendar repeats; Python has no year beyond 9999, Spark writes `+12000-02-29`."""
 
 
 def _days(text: str) -> int:
     """Days since 1970 of a date in Spark's spelling."""
-    found = _DATE.fullmatch(text)
-    if found is None:
-        msg = f"partition value {text!r} is no date"
+    match = _DATE.fullmatch(text)
+    if match is None:
+        msg = f"partition value {text!r} is not a date"
         raise ValueError(msg)
-    cycles, year = divmod(int(found[1]) - 2000, _CYCLE_YEARS)
-    day = datetime.date(2000 + year, int(found[2]), int(found[3]))
+    cycles, year = divmod(int(match[1]) - 2000, _CYCLE_YEARS)
+    day = datetime.date(2000 + year, int(match[2]), int(match[3]))
     return (day - _EPOCH).days + cycles * _CYCLE_DAYS
 
 
 def _texts(values: pa.ChunkedArray) -> list[str | None]:
     if not pa.types.is_date32(values.type):
-        return [text_of(value) for value in values.to_pylist()]
-    return [None if days is None else _spelled(days) for days in values.cast(pa.int32()).to_pylist()]
+        return [spelled(value) for value in values.to_pylist()]
+    return [None if days is None else _spelled_date(days) for days in values.cast(pa.int32()).to_pylist()]
 
 
-def _spelled(days: int) -> str:
+def _spelled_date(days: int) -> str:
     cycles, day = divmod(days, _CYCLE_DAYS)
     within = _EPOCH + datetime.timedelta(days=day)
     year = within.year + cycles * _CYCLE_YEARS
@@ -122,7 +101,7 @@ def split(
 
 
 def holds_odd_text(rows: pa.Table, partition_columns: Sequence[str]) -> str | None:
-    """A partition column with a text that Spark would keep as NULL or write otherwise; None where there is none."""
+    """A partition column with a text that Spark would store as NULL or spell differently; None where there is none."""
     for name in partition_columns:
         values = rows[name]
         if pa.types.is_string(values.type) and holds_null_of_partitions(values):

@@ -1,4 +1,4 @@
-"""A table of the sink's own in the driver: its rows, appends to it, and all of its files rewritten as one."""
+"""A table of the sink's own in the driver: its rows, appends to it, and rewrites as one file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,111 +16,65 @@ from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.files import commit, vectors
 from stream_merge.tables.files.data_file import write_data_file
-from stream_merge.tables.files.find import FILE, POSITION, find, live_rows
-from stream_merge.tables.files.table import TableFiles, Touched, sizes_of, table_files
+from stream_merge.tables.files.find import Candidate, find, live_rows
+from stream_merge.tables.files.table import DeadRows, TableFiles, file_sizes, table_files
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import decoded
 
 log = logging.getLogger(__name__)
 
 MOST_KEPT_ROWS = 100_000
-"""Tables of up to so many rows are kept in memory: reading many small files costs more."""
+"""Tables of up to so many rows are cached: reading many small files costs more."""
 _MOST_CHUNKS = 64
 _EVERY_FILE = KeyBounds()
 
-_kept: WeakKeyDictionary[LogHandle, tuple[tuple[int, int], pa.Table]] = WeakKeyDictionary()
-"""All rows of small tables, by how often their log was read from the beginning and the version."""
-
-
-def row_count(handle: LogHandle) -> int | None:
-    """Rows at the handle's version, deleted ones included; None where the log does not tell."""
-    counts = handle.files()["num_records"]
-    return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
+_cached: WeakKeyDictionary[LogHandle, tuple[tuple[int, int], pa.Table]] = WeakKeyDictionary()
+"""All rows of small tables, with `LogHandle.times_opened` and the version."""
 
 
 def rows(handle: LogHandle) -> pa.Table:
-    """All rows at the handle's version; those of a small table are kept in memory for the next call.
-
-    Raises:
-        OSError, pa.ArrowException: a file cannot be read.
-    """
-    kept = _kept.get(handle)
-    if kept is None or kept[0] != _at(handle):
-        kept = (_at(handle), _read(handle))
-        _kept.pop(handle, None)
-        if kept[1].num_rows <= MOST_KEPT_ROWS:
-            _kept[handle] = kept
-    return kept[1]
+    """All rows at the handle's version; those of a small table are cached."""
+    cached = _cached.get(handle)
+    if cached is None or cached[0] != _at(handle):
+        cached = (_at(handle), _read(handle))
+        _cached.pop(handle, None)
+        if cached[1].num_rows <= MOST_KEPT_ROWS:
+            _cached[handle] = cached
+    return cached[1]
 
 
 def rows_with_keys(handle: LogHandle, events: pa.Table, keys: Sequence[str], bounds: KeyBounds) -> pa.Table:
-    """The rows that have the keys of events; of a small table perhaps others, too.
-
-    Args:
-        handle: the table.
-        events: have the key columns, in the types of the table.
-        keys: names of the key columns.
-        bounds: of the events' keys.
-
-    Raises:
-        duckdb.Error, OSError, pa.ArrowException: a file cannot be read.
-    """
-    count = row_count(handle)
-    if count is not None and count <= MOST_KEPT_ROWS:
+    """The rows that have the keys of events; of a small table perhaps others, too."""
+    counts = handle.files()["num_records"]
+    if not counts.null_count and (pc.sum(counts).as_py() or 0) <= MOST_KEPT_ROWS:
         return rows(handle)
     table, touched = _touched(handle, bounds)
-    schema = handle.snapshot().schema
-    with _held(table, touched):
-        found = find(
-            table.folder.root,
-            [one.candidate for one in touched],
-            events.select(keys),
-            keys,
-            schema,
-            room_for=lambda _: None,
-        )
-        live = np.ones(found.num_rows, dtype=bool)
-        file, position = found[FILE].to_numpy(), found[POSITION].to_numpy()
-        for number, one in enumerate(touched):
-            dead = vectors.of(one.add, table.folder.root)
-            if dead:
-                live &= ~((file == number) & np.isin(position, np.fromiter(dead, np.int64, len(dead))))
-    return found.filter(pa.array(live)).select(schema.names)
+    schema, dead = handle.snapshot().schema, DeadRows(table, touched)
+    with table.folder.holding(file_sizes(touched)):
+        matched = find(table.folder.root, touched, events.select(keys), keys, schema, room_for=lambda _: None)
+        return matched.filter(dead.live(matched)).select(schema.names)
 
 
 def append(handle: LogHandle, new: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None) -> None:
-    """Append rows on the handle's very version; any other commit meanwhile makes it lose.
-
-    Args:
-        handle: the table; not partitioned.
-        new: in the table's columns and types.
-        transaction: application id and batch id that the commit records.
-        user_metadata: of the commit.
-
-    Raises:
-        ConcurrentWriteException: another writer was faster.
-    """
-    (opened, before), kept = _at(handle), _kept.get(handle)
+    """Append rows on the handle's very version; any other commit meanwhile makes it lose."""
+    (opened, before), cached = _at(handle), _cached.get(handle)
     parameters = {"mode": "Append", "partitionBy": "[]"}
     _commit(
         handle, new, [], operation="WRITE", parameters=parameters, transaction=transaction, user_metadata=user_metadata
     )
-    if kept is None or kept[0] != (opened, before) or _at(handle) != (opened, before + 1):
+    if cached is None or cached[0] != (opened, before) or _at(handle) != (opened, before + 1):
         return
     try:
-        both = pa.concat_tables([kept[1], new.select(kept[1].column_names).cast(kept[1].schema)])
-        _kept[handle] = (_at(handle), both.combine_chunks() if both[0].num_chunks > _MOST_CHUNKS else both)
+        both = pa.concat_tables([cached[1], new.select(cached[1].column_names).cast(cached[1].schema)])
+        _cached[handle] = (_at(handle), both.combine_chunks() if both[0].num_chunks > _MOST_CHUNKS else both)
     except (pa.ArrowException, KeyError):  # the append has landed; the rows are read again when they are wanted
         tell(log.warning, "rows_not_kept", table=handle.location, exc_info=True)
 
 
 def rewrite(handle: LogHandle, left: pa.Table | None = None) -> None:
-    """Replace all files by one, on the handle's very version; any other commit meanwhile makes it lose.
+    """Replace all files by one with these rows, or in a commit that changes no data with all of them (None).
 
-    Args:
-        handle: the table; not partitioned.
-        left: the rows from now on, in the table's columns and types; None: all of them, in a commit that changes no
-            data.
+    Any other commit on the handle's version makes it lose.
     """
     _, touched = _touched(handle, _EVERY_FILE)
     new, changes_data = (rows(handle), False) if left is None else (left, True)
@@ -163,33 +116,23 @@ def _commit(
         adds=adds,
         in_commit_timestamp=commit.timestamp_after(snapshot, table.folder.log, now_ms),
     )
-    try:
-        table.folder.send(written)
-        table.folder.commit(made)
-    except commit.ConcurrentWriteException:  # of any other failure nobody knows yet whether it has landed
-        table.folder.discard(written)
-        raise
-    table.live.follow(made.version, list(made.actions()))
-    handle.committed(made.transaction)
+    table.folder.send(written)
+    table.commit(handle, made, written)
 
 
 def _read(handle: LogHandle) -> pa.Table:
     table, touched = _touched(handle, _EVERY_FILE)
     schema, root = handle.snapshot().schema, table.folder.root
     nothing = pa.schema([(field.name, arrow_type(field.dataType)) for field in schema.fields]).empty_table()
-    with _held(table, touched):
-        parts = [part for one in touched for part in live_rows(root, one.candidate, vectors.of(one.add, root), schema)]
+    with table.folder.holding({**file_sizes(touched), **vectors.vector_files(one.add for one in touched)}):
+        parts = [part for one in touched for part in live_rows(root, one, vectors.deleted_rows(one.add, root), schema)]
     return pa.concat_tables([nothing, *parts])
 
 
-def _touched(handle: LogHandle, bounds: KeyBounds) -> tuple[TableFiles, Sequence[Touched]]:
+def _touched(handle: LogHandle, bounds: KeyBounds) -> tuple[TableFiles, Sequence[Candidate]]:
     snapshot = handle.snapshot()
     table = table_files(handle, snapshot)
     return table, table.touched(handle, snapshot, bounds)
-
-
-def _held(table: TableFiles, touched: Sequence[Touched]) -> Any:
-    return table.folder.holding({**sizes_of(touched), **vectors.files_of(one.add for one in touched)})
 
 
 def _at(handle: LogHandle) -> tuple[int, int]:

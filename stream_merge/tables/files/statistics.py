@@ -1,7 +1,7 @@
-"""What the log says of a data file's values, as Delta 4.4 collects it (`StatisticsCollection`).
+"""Statistics of a data file for the log, as Delta 4.4 collects them (`StatisticsCollection`).
 
-Readers skip files by it: an end that is left out costs a reader the file, one that excludes a value costs it a row.
-So ends are left out where readers do not agree: floats that are not finite, years that Python cannot spell.
+Readers skip files by them: a bound that is left out costs a reader the file, one that excludes a value costs it a row.
+So bounds are left out where readers do not agree: floats that are not finite, years that Python cannot spell.
 """
 
 from __future__ import annotations
@@ -51,11 +51,7 @@ def maps_columns(properties: Mapping[str, str]) -> bool:
 
 
 def stored_name(field: StructField, *, mapped: bool) -> str:
-    """What a field is called in data files, in statistics and among partition values.
-
-    Raises:
-        ValueError: the schema and the table's mode of column mapping contradict each other.
-    """
+    """The name of a field in data files, in statistics and among partition values."""
     physical = field.metadata.get("delta.columnMapping.physicalName")
     if (physical is None) if mapped else (physical not in (None, field.name)):
         msg = (
@@ -67,16 +63,7 @@ def stored_name(field: StructField, *, mapped: bool) -> str:
 
 
 def statistics(rows: pa.Table, schema: StructType, properties: Mapping[str, str]) -> str:
-    """The `stats` of a file of these rows, as JSON.
-
-    Args:
-        rows: all rows of the file; logical names, the columns of `schema`.
-        schema: of the table, without partition columns.
-        properties: of the table: which columns count, how much of a text, whether bounds are said to be tight.
-
-    Raises:
-        ValueError: a property cannot be read.
-    """
+    """The `stats` of a file of these rows, as JSON; `schema` has no partition columns."""
     prefix = int(properties.get("delta.dataSkippingStringPrefixLength", _DEFAULT_PREFIX))
     indexed = _indexed(schema, properties)
     columns = {field.name: rows[field.name] for field in indexed.fields}
@@ -92,7 +79,7 @@ def statistics(rows: pa.Table, schema: StructType, properties: Mapping[str, str]
 
 
 def _json(part: str | _Tree) -> str:
-    """Texts stand as they are: `json` knows no decimals."""
+    """JSON of a tree; texts are JSON already, since `json` has no decimals."""
     if isinstance(part, str):
         return part
     return "{" + ",".join(f"{_quoted(name)}:{_json(inner)}" for name, inner in part.items()) + "}"
@@ -114,7 +101,7 @@ def _indexed(schema: StructType, properties: Mapping[str, str]) -> StructType:
 
 
 def _first(schema: StructType, count: int) -> tuple[StructType, int]:
-    """As many leaves of a schema, and how many it has of them."""
+    """The first `count` leaves of a schema, and how many there are."""
     fields: list[StructField] = []
     taken = 0
     for field in schema.fields:
@@ -124,7 +111,7 @@ def _first(schema: StructType, count: int) -> tuple[StructType, int]:
         leaves = 1
         if isinstance(dtype, StructType):
             dtype, leaves = _first(dtype, count - taken)
-        fields.append(_of_type(field, dtype))
+        fields.append(StructField(field.name, dtype, field.nullable, field.metadata))
         taken += leaves
     return StructType(fields), taken
 
@@ -137,12 +124,9 @@ def _named(schema: StructType, paths: Sequence[Sequence[str]]) -> StructType:
         if rests and not any(rests):
             fields.append(field)
         elif rests and isinstance(field.dataType, StructType):
-            fields.append(_of_type(field, _named(field.dataType, [rest for rest in rests if rest])))
+            inner = _named(field.dataType, [rest for rest in rests if rest])
+            fields.append(StructField(field.name, inner, field.nullable, field.metadata))
     return StructType(fields)
-
-
-def _of_type(field: StructField, dtype: DataType) -> StructField:
-    return StructField(field.name, dtype, field.nullable, field.metadata)
 
 
 def _paths(text: str) -> list[list[str]]:
@@ -151,10 +135,10 @@ def _paths(text: str) -> list[list[str]]:
         return []
     paths: list[list[str]] = [[]]
     position = 0
-    while found := _NAME.match(text, position):
-        quoted, plain = found.groups()
+    while match := _NAME.match(text, position):
+        quoted, plain = match.groups()
         paths[-1].append((plain or quoted.replace("``", "`")).lower())
-        position = found.end()
+        position = match.end()
         if position == len(text):
             return paths
         if text[position] == ",":
@@ -167,7 +151,7 @@ def _paths(text: str) -> list[list[str]]:
 
 
 def _is_eligible(dtype: DataType) -> bool:
-    """Delta's `SkippingEligibleDataType`. Texts that are not compared by their bytes are not."""
+    """Delta's `SkippingEligibleDataType`: no texts with a collation."""
     if isinstance(dtype, StringType):
         return dtype == StringType()
     return isinstance(dtype, NumericType | DateType | TimestampType | TimestampNTZType)
@@ -178,7 +162,7 @@ def _has_ends(dtype: DataType) -> bool:
 
 
 def _has_leaves(dtype: DataType) -> bool:
-    return any(_has_leaves(f.dataType) for f in dtype.fields) if isinstance(dtype, StructType) else True
+    return not isinstance(dtype, StructType) or any(_has_leaves(f.dataType) for f in dtype.fields)
 
 
 # -- what of them -------------------------------------------------------------------------------
@@ -194,7 +178,7 @@ def _collected(
     for field in schema.fields:
         values, dtype, name = columns[field.name], field.dataType, stored_name(field, mapped=mapped)
         if isinstance(dtype, StructType):
-            inner = dict(zip(_names(values.type), values.flatten(), strict=True))
+            inner = dict(zip((part.name for part in values.type), values.flatten(), strict=True))
             parts = _collected(inner, dtype, prefix=prefix, mapped=mapped)
             _put(name, (parts[0], parts[1]) if _has_ends(dtype) else (None, None), least, greatest)
             if _has_leaves(dtype):
@@ -204,10 +188,6 @@ def _collected(
         if _is_eligible(dtype) and values.null_count < len(values):
             _put(name, _ends(values, dtype, prefix), least, greatest)
     return least, greatest, nulls
-
-
-def _names(struct: pa.StructType) -> list[str]:
-    return [struct.field(i).name for i in range(struct.num_fields)]
 
 
 def _put(name: str, parts: Iterable[_Tree | str | None], *trees: _Tree) -> None:
@@ -224,9 +204,9 @@ def _ends(values: pa.ChunkedArray, dtype: DataType, prefix: int) -> _Ends:
         values = values.cast(pa.int32())
     elif isinstance(dtype, TimestampType | TimestampNTZType):
         values = values.cast(pa.int64())
-    found = pc.min_max(values)
+    ends = pc.min_max(values)
     try:
-        least, greatest = found["min"].as_py(), found["max"].as_py()
+        least, greatest = ends["min"].as_py(), ends["max"].as_py()
     except UnicodeDecodeError:  # Spark casts any bytes to a string
         return None, None
     if isinstance(dtype, StringType):
@@ -236,7 +216,7 @@ def _ends(values: pa.ChunkedArray, dtype: DataType, prefix: int) -> _Ends:
 
 
 def _spelled(value: Any, dtype: DataType) -> str | None:
-    """A number, or days or microseconds since 1970.
+    """JSON of a number, or of days or microseconds since 1970.
 
     Spark cuts microseconds off at both ends, and its readers add a millisecond to the greatest value.
     """
@@ -252,14 +232,14 @@ def _spelled(value: Any, dtype: DataType) -> str | None:
 
 
 def _ends_of_floats(values: pa.ChunkedArray) -> _Ends:
-    """NaN is greatest for Spark and nothing at all for others: no greatest value is told beside it.
+    """The ends of floats. NaN is greatest for Spark and nothing for others: beside it the greatest is left out.
 
     Infinite ends are left out: JSON has no number for them, and not every reader knows Spark's text. Zeros have the
     outer sign, as -0.0 is less than 0.0 for some readers. A float has the digits of the double that it equals.
     """
     numbers = values.filter(pc.invert(pc.is_nan(values)))
-    found = pc.min_max(numbers)
-    least, greatest = found["min"].as_py(), found["max"].as_py()
+    ends = pc.min_max(numbers)
+    least, greatest = ends["min"].as_py(), ends["max"].as_py()
     if least is None:
         return None, None
     has_nan = len(numbers) < len(values) - values.null_count
@@ -270,12 +250,11 @@ def _ends_of_floats(values: pa.ChunkedArray) -> _Ends:
 def _cut_up(text: str, prefix: int) -> str | None:
     """A text that is not less than this one and about `prefix` UTF-16 units long (`truncateMaxStringAgg`).
 
-    It is the text's beginning and a character that is greater, in UTF-8, than the first that is left out. None: the
-    text goes on with the greatest character for too long.
+    It is the beginning and a character greater, in UTF-8, than the first left out; None if there is none.
     """
     units = end = 0
     while end < len(text) and units < prefix:
-        units += _units(text[end])
+        units += 1 + (text[end] > "\uffff")
         end += 1
     while units <= 2 * prefix:
         if end == len(text):
@@ -283,10 +262,6 @@ def _cut_up(text: str, prefix: int) -> str | None:
         following = text[end]
         if following != _LAST_CHARACTER:
             return text[:end] + (_LAST_ASCII if following < _LAST_ASCII else _LAST_CHARACTER) if prefix else None
-        units += _units(following)
+        units += 1 + (following > "\uffff")
         end += 1
     return None
-
-
-def _units(character: str) -> int:
-    return 2 if character > "\uffff" else 1

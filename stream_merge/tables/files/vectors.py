@@ -1,8 +1,4 @@
-"""Deletion vectors as Delta stores them: which rows of a data file are gone, by their positions.
-
-The rules are the Delta protocol's: "Deletion Vectors" (descriptors), "Deletion Vector Format" (the bytes of one) and
-"Deletion Vector File Storage Format" (several in a file). Positions count a data file's rows from 0, in its own order.
-"""
+"""Deletion vectors by the Delta protocol: which rows of a data file are deleted, by positions that count from 0."""
 
 from __future__ import annotations
 
@@ -40,12 +36,12 @@ _LAST_POSITION = 2**63 - 1
 
 
 class VectorError(RuntimeError):
-    """A deletion vector is not what its descriptor in the log says, or cannot be written as the protocol wants it."""
+    """A deletion vector does not match its descriptor in the log, or cannot be written by the protocol."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Descriptor:
-    """Where a deletion vector is stored, and what it has to be ("Deletion Vector Descriptor Schema")."""
+    """A deletion vector's location and properties ("Deletion Vector Descriptor Schema")."""
 
     storage_type: str
     """`u`: file of the table, by its UUID; `p`: file by its URI; `i`: in the log itself."""
@@ -61,12 +57,8 @@ class Descriptor:
     """No position is greater; few writers say so."""
 
     @classmethod
-    def of(cls, action: Mapping[str, Any]) -> Descriptor:
-        """The descriptor in the log's words, as `deletionVector` of an `add` or `remove` has it.
-
-        Raises:
-            VectorError: a field is missing or of another type.
-        """
+    def parse(cls, action: Mapping[str, Any]) -> Descriptor:
+        """Parse `deletionVector` of an `add` or `remove`."""
         descriptor = cls(
             storage_type=_text(action, "storageType"),
             path_or_inline=_text(action, "pathOrInlineDv"),
@@ -83,24 +75,8 @@ class Descriptor:
             raise VectorError(msg)
         return descriptor
 
-    def as_json(self) -> dict[str, Any]:
-        """In the log's words; what is None is absent."""
-        action = {
-            "storageType": self.storage_type,
-            "pathOrInlineDv": self.path_or_inline,
-            "offset": self.offset,
-            "sizeInBytes": self.size_in_bytes,
-            "cardinality": self.cardinality,
-            "maxRowIndex": self.max_row_index,
-        }
-        return {name: value for name, value in action.items() if value is not None}
-
     def file(self, root: Path) -> Path | None:
-        """The local file that holds the vector; None where it is inline.
-
-        Raises:
-            VectorError: the path is none, or not a local one.
-        """
+        """The local file that holds the vector; None where it is inline."""
         if self.storage_type == _INLINE:
             return None
         if self.storage_type == _ABSOLUTE:
@@ -113,18 +89,8 @@ class Descriptor:
 
 
 def read(descriptor: Mapping[str, Any], root: Path) -> BitMap64:
-    """The positions of the rows that a deletion vector removes from its data file.
-
-    Cost: one read of the vector's bytes.
-
-    Args:
-        descriptor: `deletionVector` of an `add` or `remove`.
-        root: folder of the table.
-
-    Raises:
-        VectorError: the vector is missing, damaged, of an unknown format, or not the one that the descriptor describes.
-    """
-    described = Descriptor.of(descriptor)
+    """The positions of the rows that a deletion vector removes from its data file; raises `VectorError`."""
+    described = Descriptor.parse(descriptor)
     file = described.file(root)
     if file is None:
         where = f"the inline deletion vector {described.path_or_inline[:_UUID_DIGITS]!r}... of {str(root)!r}"
@@ -144,59 +110,39 @@ def read(descriptor: Mapping[str, Any], root: Path) -> BitMap64:
     return positions
 
 
-def of(add: Mapping[str, Any], root: Path) -> BitMap64:
-    """The positions of the deleted rows of a live file, by its `add`; none where it has no vector.
-
-    Raises:
-        VectorError: as `read`.
-    """
+def deleted_rows(add: Mapping[str, Any], root: Path) -> BitMap64:
+    """The positions of the deleted rows of a live file, by its `add`."""
     descriptor = add.get("deletionVector")
     return BitMap64() if descriptor is None else read(descriptor, root)
 
 
-def files_of(adds: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-    """The files of the table that hold the vectors of these adds, relative to it; their sizes are not known.
-
-    Raises:
-        VectorError: as `read`.
-    """
-    vectors = [Descriptor.of(add["deletionVector"]) for add in adds if add.get("deletionVector") is not None]
+def vector_files(adds: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+    """The files of the table that hold the vectors of these adds, relative to it; their sizes are not known."""
+    vectors = [Descriptor.parse(add["deletionVector"]) for add in adds if add.get("deletionVector") is not None]
     files = [vector.file(Path()) for vector in vectors if vector.storage_type == _RELATIVE]
     return {str(file): None for file in files}
 
 
 def write(root: Path, vectors: Mapping[str, BitMap64], *, prefix: str = "") -> dict[str, dict[str, Any]]:
-    """Write deletion vectors into one new file of the table.
+    """Write deletion vectors into one new file of the table; returns their descriptors by the same names.
 
-    Guarantees: the file is complete when its descriptors are returned; an attempt that fails may leave a part of it,
-    to which no commit refers.
-
-    Args:
-        root: folder of the table.
-        vectors: the positions to remove, by what the caller calls their data files.
-        prefix: folder below `root`; a random one spreads the files of an object store.
-
-    Returns:
-        The descriptors for the log, by the same names; none, and no file, without vectors.
-
-    Raises:
-        VectorError: the vectors exceed what one file may hold, or a position what the protocol allows.
-        OSError: the file cannot be written.
+    The file is complete when its descriptors are returned; an attempt that fails may leave a part of it, to which no
+    commit refers. `prefix`: folder below `root`; a random one spreads the files of an object store.
     """
     if not vectors:
         return {}
     identity = uuid.uuid4()
     packed = bytearray(_FILE_VERSION)
-    described: dict[str, Descriptor] = {}
+    described: dict[str, dict[str, Any]] = {}
     for name, positions in vectors.items():
-        data = _bytes_of(positions, name)
-        described[name] = Descriptor(
-            storage_type=_RELATIVE,
-            path_or_inline=prefix + base64.b85encode(identity.bytes).translate(_AS_Z85).decode("ascii"),
-            offset=len(packed),
-            size_in_bytes=len(data),
-            cardinality=len(positions),
-        )
+        data = _serialized(positions, name)
+        described[name] = {
+            "storageType": _RELATIVE,
+            "pathOrInlineDv": prefix + base64.b85encode(identity.bytes).translate(_AS_Z85).decode("ascii"),
+            "offset": len(packed),
+            "sizeInBytes": len(data),
+            "cardinality": len(positions),
+        }
         packed += len(data).to_bytes(_FRAME, "big") + data + zlib.crc32(data).to_bytes(_FRAME, "big")
         if len(packed) > _MOST_BYTES:
             msg = (
@@ -209,10 +155,10 @@ def write(root: Path, vectors: Mapping[str, BitMap64], *, prefix: str = "") -> d
         file.parent.mkdir(exist_ok=True)
     with file.open("xb") as stream:
         stream.write(packed)
-    return {name: descriptor.as_json() for name, descriptor in described.items()}
+    return described
 
 
-def _bytes_of(positions: BitMap64, name: str) -> bytes:
+def _serialized(positions: BitMap64, name: str) -> bytes:
     if positions and positions.max() > _LAST_POSITION:
         msg = f"row {positions.max()} of {name!r} cannot be removed: positions end at {_LAST_POSITION}"
         raise VectorError(msg)
@@ -281,7 +227,7 @@ def _from_z85(text: str) -> bytes:
 
 
 def _local(uri: str) -> Path:
-    """The path that an absolute URI of a `file` means, or an absolute path that is escaped as in one."""
+    """The path of a `file` URI, or an absolute path that is escaped like one."""
     with contextlib.suppress(ValueError):  # no URI, or no UTF-8 when it is decoded
         parts = urlsplit(uri)
         is_local = parts.scheme in ("", "file") and not parts.netloc and parts.path.startswith("/")

@@ -1,15 +1,47 @@
-"""Whether the newest commit that a handle knows is the newest of its table: told by single files of the log."""
+"""Single files of a table in its store, and whether a handle is at the newest version by them."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 
-from stream_merge.tables.log.objects import Objects
+_MOST_TEXT = 1 << 20
+"""Bytes of a commit requested at once; few have more."""
+
+
+class Objects:
+    """Opens files of one table, by delta-rs' view of the store, which takes sizes of files by their paths."""
+
+    def __init__(self, handler: Callable[[Mapping[str, int]], pafs.FileSystemHandler]) -> None:
+        self._handler = handler
+        self.filesystem = pafs.PyFileSystem(handler({}))
+        """The files of the table by their decoded paths, relative to it."""
+
+    def names(self, folder: str) -> list[str]:
+        """The names of the files in a folder of the table."""
+        return [file.base_name for file in self.filesystem.get_file_info(pafs.FileSelector(folder))]
+
+    def beginning(self, path: str, most: int) -> bytes:
+        """The first bytes of a file, by its decoded path; fewer where it has no more. Cost: a GET.
+
+        delta-rs believes a size that it is given (1.6: `known_sizes`), and a store answers a range that goes beyond the
+        end with what there is (RFC 9110, 14.1.2). A GET, unlike a HEAD, lets other threads of Python go on.
+        """
+        with pafs.PyFileSystem(self._handler({path: most})).open_input_file(path) as file:
+            return bytes(file.read(most))
+
+    def text(self, path: str) -> bytes:
+        """A complete file, by its decoded path. Cost: a GET; for one beyond 1 MiB another one, and a HEAD."""
+        data = self.beginning(path, _MOST_TEXT)
+        if len(data) < _MOST_TEXT:
+            return data
+        with self.filesystem.open_input_file(path) as file:
+            return bytes(file.read())
 
 
 class ListedLateError(RuntimeError):
@@ -20,10 +52,10 @@ class ListedLateError(RuntimeError):
 
 
 class Look(ABC):
-    """A look into the log of one place."""
+    """Checks of the log of one table."""
 
     is_free: bool
-    """Whether a look costs no request."""
+    """Whether a check costs no request."""
 
     @abstractmethod
     def has(self, version: int) -> bool:
@@ -31,12 +63,7 @@ class Look(ABC):
 
     @abstractmethod
     def mark(self, version: int, added: Callable[[], str | None]) -> Hashable | None:
-        """What a commit, which is the handle's newest, is known by; None where it is not there.
-
-        Args:
-            version: of the commit.
-            added: the path of a file that it is known to have added; None where none is known.
-        """
+        """The identity of the handle's newest commit, by a file that it `added` if known; None where it is gone."""
 
     @abstractmethod
     def is_marked(self, version: int, mark: Hashable) -> bool:
@@ -44,11 +71,7 @@ class Look(ABC):
 
 
 class OnDisk(Look):
-    """On a local disk a commit is known by its inode and the time at which it was made.
-
-    Args:
-        location: path of the table.
-    """
+    """On a local disk a commit is identified by its inode and modification time."""
 
     is_free = True
 
@@ -56,29 +79,26 @@ class OnDisk(Look):
         self._log = os.path.join(location, "_delta_log")
 
     def has(self, version: int) -> bool:  # noqa: D102
-        return self._found(version) is not None
+        return self._identity(version) is not None
 
     def mark(self, version: int, added: Callable[[], str | None]) -> Hashable | None:  # noqa: D102
-        return self._found(version)
+        return self._identity(version)
 
     def is_marked(self, version: int, mark: Hashable) -> bool:  # noqa: D102
-        return self._found(version) == mark
+        return self._identity(version) == mark
 
-    def _found(self, version: int) -> tuple[int, int] | None:
+    def _identity(self, version: int) -> tuple[int, int] | None:
         try:
-            found = os.stat(os.path.join(self._log, f"{version:020d}.json"))
+            file = os.stat(os.path.join(self._log, f"{version:020d}.json"))
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return file.st_ino, file.st_mtime_ns
 
 
 class InStore(Look):
-    """On an object store a commit is known by its text, or by the name of a file in it, which no other commit adds.
+    """On an object store a commit is identified by the name of a file that it adds, or by its text.
 
-    A time in seconds and a size would not do: of two tables that are filled alike they may be the same.
-
-    Args:
-        objects: the files of the table.
+    A time in seconds and a size would not do: two tables that are filled alike may have the same.
     """
 
     is_free = False
@@ -87,7 +107,7 @@ class InStore(Look):
         self._objects = objects
 
     def has(self, version: int) -> bool:
-        """Cost: a GET of a byte, not a HEAD, for whose answer looks at other tables would have to wait."""
+        """Cost: a GET of a byte, not a HEAD, during which other threads of Python would have to wait."""
         try:
             self._objects().beginning(_name(version), 1)
         except FileNotFoundError:
@@ -112,19 +132,14 @@ class InStore(Look):
 
 
 def look(location: str, objects: Callable[[], Objects]) -> Look:
-    """How the log of a table at a location, with these files, is looked into."""
+    """The checks for a table at a location, with these files."""
     return InStore(objects) if "://" in location else OnDisk(location)
 
 
-def new(before: pa.ChunkedArray, files: pa.Table) -> pa.Table:
-    """Those of a table's files that have a path which it did not have before."""
-    return files.filter(pc.invert(pc.is_in(files["path"], value_set=before.combine_chunks())))
-
-
 def added(before: pa.ChunkedArray, files: pa.Table) -> str | None:
-    """The path of one of these."""
-    found = new(before, files)["path"]
-    return found[0].as_py() if len(found) else None
+    """The path of a file that the table did not have before."""
+    paths = files["path"].filter(pc.invert(pc.is_in(files["path"], value_set=before.combine_chunks())))
+    return paths[0].as_py() if len(paths) else None
 
 
 def _name(version: int) -> str:

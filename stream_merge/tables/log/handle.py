@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,37 +20,16 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from pyspark.sql.types import StructType
 
+from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, metrics_of_history, name_in_files
-from stream_merge.tables.log import checkpoints
-from stream_merge.tables.log.freshness import ListedLateError, added, look
-from stream_merge.tables.log.objects import Objects
+from stream_merge.tables.log.freshness import ListedLateError, Objects, added, look
 
-
-class KeptTransactions:
-    """The batch ids by application id, as far as somebody has asked for them."""
-
-    def __init__(self) -> None:
-        self._version: int | None = None
-        self._known: dict[str, int | None] = {}
-
-    def of(self, version: int, app_id: str, read: Callable[[str], int | None]) -> int | None:
-        """What a version records, read where it is not known."""
-        if self._version != version:
-            self._version, self._known = version, {}
-        if app_id not in self._known:
-            self._known[app_id] = read(app_id)
-        return self._known[app_id]
-
-    def add(self, before: int, version: int, transaction: tuple[str, int] | None) -> None:
-        """Note what the commit of this handle records that has made a version."""
-        if (self._version, before + 1) == (before, version):
-            self._version = version
-            self._known |= {} if transaction is None else dict([transaction])
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """Of a table."""
+    """Protocol of a table."""
 
     reader_version: int
     writer_version: int
@@ -74,7 +55,7 @@ R = TypeVar("R")
 
 
 class NativePanicError(RuntimeError):
-    """delta-rs broke off in the middle of something; its own exception would pass `except Exception`."""
+    """A panic of delta-rs, whose own exception would pass `except Exception`."""
 
 
 def no_panics(method: Callable[P, R]) -> Callable[P, R]:
@@ -93,15 +74,9 @@ def no_panics(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[str, Any]]:
-    """The commits' own words with their versions, as far as the log is kept.
+    """`commitInfo` of the commits with their versions, as far as the log is kept. Cost: a file for each.
 
     delta-rs gives none at all if one has a number that it does not expect, as Spark's CLONE: "readVersion": -1.
-
-    Cost: a file for each.
-
-    Args:
-        commit: the text of a version; raises FileNotFoundError.
-        version: the newest.
     """
     for number in range(version, -1, -1):
         try:
@@ -109,8 +84,8 @@ def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[
         except FileNotFoundError:
             return
         actions = (json.loads(line) for line in text.splitlines() if line.strip())
-        said: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-        yield {**said, "version": number}
+        info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        yield {**info, "version": number}
 
 
 _BY_DELTA_RS = {
@@ -125,7 +100,7 @@ _BY_DELTA_RS = {
 
 
 def record(commit: Mapping[str, Any]) -> CommitRecord:
-    """A commit by its own words."""
+    """A commit from its `commitInfo`."""
     return CommitRecord(
         version=int(commit["version"]),
         timestamp_ms=commit.get("timestamp"),
@@ -136,62 +111,42 @@ def record(commit: Mapping[str, Any]) -> CommitRecord:
     )
 
 
-def ambiguous(schema: StructType) -> frozenset[str]:
-    """The names in files that several columns have once they are flattened: `a.b`, and `b` inside of the struct `a`."""
-    return frozenset(name for name, n in Counter(_names_of(schema)).items() if n > 1)
-
-
 def unambiguous(files: pa.Table, schema: StructType) -> pa.Table:
-    """Files without those statistics that may be of several columns: of `a.b`, or of `b` inside of the struct `a`.
-
-    Args:
-        files: as delta-rs flattens them (1.6).
-        schema: of the table.
-    """
-    several = {f"{kind}.{name}" for name in ambiguous(schema) for kind in ("min", "max", "null_count")}
+    """`files` as delta-rs flattens them (1.6), without the statistics of ambiguous names."""
+    ambiguous = [name for name, n in Counter(_flat_names(schema)).items() if n > 1]  # `a.b`, and `b` in the struct `a`
+    several = {f"{kind}.{name}" for name in ambiguous for kind in ("min", "max", "null_count")}
     return files.select([i for i, name in enumerate(files.column_names) if name not in several]) if several else files
 
 
-def _names_of(dtype: StructType, prefix: str = "") -> Iterator[str]:
+def _flat_names(dtype: StructType, prefix: str = "") -> Iterator[str]:
     for field in dtype.fields:
         name = f"{prefix}{name_in_files(field)}"
         yield name
         if isinstance(field.dataType, StructType):
-            yield from _names_of(field.dataType, f"{name}.")
+            yield from _flat_names(field.dataType, f"{name}.")
 
 
 class LogHandle:
-    """One table on one storage. The handle is kept and brought up to date from the log's new commits.
-
-    Args:
-        location: local path or URI.
-        storage_options: credentials for an object store; never logged.
-
-    Raises:
-        TableNotFoundError: there is no Delta table.
-    """
+    """A table's log by delta-rs, kept and brought up to date from new commits. Storage options are never logged."""
 
     def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.location = location
-        """Where it lies, as it was given."""
         self.lock: Callable[[], AbstractContextManager[object]] = nullcontext
-        """Gives what keeps out those who commit in this process without an atomic name. It is held for as long as
-        delta-rs writes, which makes the name at the end, by a hard link, and asks nobody then."""
+        """Excludes writers of this process that commit without an atomic name, while the driver links one."""
         self.put: Callable[[int, str], None] | None = None
-        """Puts a text under a version of the log by Spark's log store, or raises FileExistsError; None on a local disk,
-        where a link makes the name."""
+        """Puts a text under a version by Spark's log store, or raises FileExistsError; None on a local disk."""
         self.scratch: Path | None = None
-        """Where copies of its files may be kept on the driver's disk; None: among temporary files."""
+        """Folder for copies of its files; None: among temporary files."""
         self.checkpoint_by_spark: Callable[[], None] | None = None
-        """Has Spark write a checkpoint, where the table's properties are told in a way that delta-rs does not read."""
+        """Has Spark write a checkpoint, where delta-rs does not read the spelling of a property."""
         self.times_opened = 0
-        """How often it was read from the beginning: more than once where another log was found in its place."""
+        """More than once where another log replaced it."""
         self._options = None if storage_options is None else dict(storage_options)
         self._look = look(location, lambda: self.objects)
         self._open()
 
     def is_at(self, location: str, storage_options: Mapping[str, str] | None) -> bool:
-        """Whether the handle is one of this place, and reaches it so."""
+        """Whether the handle is one of this location, with these options."""
         options = None if storage_options is None else dict(storage_options)
         return (self.location, self._options) == (location, options)
 
@@ -200,23 +155,18 @@ class LogHandle:
         self._table = DeltaTable(self.location, storage_options=self._options)
         self.times_opened += 1
         self.objects = Objects(partial(DeltaStorageHandler.from_table, self._table._table, self._options))
-        """Its files by their paths."""
         self._files: tuple[int, pa.Table] | None = None
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
-        self._transactions = KeptTransactions()
+        self._transactions: tuple[int, dict[str, int | None]] = (-1, {})
         self._mark: Hashable | None = self._look.mark(self.version, lambda: None)
 
     @no_panics
     def refresh(self) -> None:
-        """Bring the handle to the newest version; a table that was dropped and made anew is opened afresh.
+        """Bring the handle to the newest version; a table that was dropped and re-created is opened afresh.
 
-        Without a next commit there is no newer one, which two looks at the log's files tell sooner than a listing of
-        it. In this order: where the next commit was tidied away already, so was the handle's own before it.
-
-        Cost: on an object store a GET for the next commit, and one for the handle's own.
-
-        Raises:
-            ListedLateError: a newer one is there, and nobody can read it yet.
+        Without a next commit there is no newer one, which two files of the log tell sooner than a listing of it. In
+        this order: where the next commit was cleaned up already, so was the handle's own before it. Cost: on an object
+        store a GET for the next commit, and one for the handle's own.
         """
         is_newest = not self._look.has(self.version + 1)
         if self._mark is None or not self._look.is_marked(self.version, self._mark):
@@ -229,12 +179,12 @@ class LogHandle:
             self._mark = self._look.mark(self.version, lambda: None)
 
     def follow(self) -> None:
-        """As `refresh`, for one GET, of a handle that was refreshed in this batch: whose log it is, was seen then."""
+        """`refresh` for one GET, of a handle that was refreshed in this batch, which showed whose log it is."""
         if self._look.is_free or self._look.has(self.version + 1):
             self.refresh()
 
     def refresh_if_free(self) -> None:
-        """As `refresh`, where that takes no request: elsewhere a commit on an older version loses by itself."""
+        """`refresh` where that takes no request: elsewhere a commit on an older version loses by itself."""
         if self._look.is_free:
             self.refresh()
 
@@ -246,16 +196,16 @@ class LogHandle:
     @property
     def protocol(self) -> Protocol:
         """The table's protocol."""
-        found = self._table.protocol()
+        protocol = self._table.protocol()
         return Protocol(
-            reader_version=found.min_reader_version,
-            writer_version=found.min_writer_version,
-            features=frozenset([*(found.reader_features or ()), *(found.writer_features or ())]),
+            reader_version=protocol.min_reader_version,
+            writer_version=protocol.min_writer_version,
+            features=frozenset([*(protocol.reader_features or ()), *(protocol.writer_features or ())]),
         )
 
     @no_panics
     def snapshot(self) -> TableSnapshot:
-        """What the log says at the handle's version."""
+        """The table at the handle's version."""
         table_id, schema, properties, partition_columns = self._described()
         return TableSnapshot(
             table_id=table_id,
@@ -271,7 +221,7 @@ class LogHandle:
 
     @property
     def table_id(self) -> str:
-        """Delta's, at the handle's version."""
+        """Delta's table id, at the handle's version."""
         return self._described()[0]
 
     def _described(self) -> tuple[str, StructType, dict[str, str], tuple[str, ...]]:
@@ -284,20 +234,20 @@ class LogHandle:
 
     def transaction(self, app_id: str) -> int | None:
         """The batch id that the handle's version records for an application id; read once, from all commits."""
-        return self._transactions.of(self.version, app_id, self._table.transaction_version)
+        if self._transactions[0] != self.version:
+            self._transactions = (self.version, {})
+        batch_ids = self._transactions[1]
+        if app_id not in batch_ids:
+            batch_ids[app_id] = self._table.transaction_version(app_id)
+        return batch_ids[app_id]
 
     @no_panics
     def files(self) -> pa.Table:
         """The data files with sizes, partition values and statistics, one row each (`unambiguous`)."""
         if self._files is None or self._files[0] != self.version:
-            found = pa.table(self._table.get_add_actions(flatten=True))
-            self._files = (self.version, unambiguous(found, self._described()[1]))
+            files = pa.table(self._table.get_add_actions(flatten=True))
+            self._files = (self.version, unambiguous(files, self._described()[1]))
         return self._files[1]
-
-    @no_panics
-    def opened(self, path: str, size: int | None = None) -> pa.NativeFile:
-        """As `Objects.opened`."""
-        return self.objects.opened(path, size)
 
     @no_panics
     def commit(self, version: int) -> bytes:
@@ -315,29 +265,62 @@ class LogHandle:
 
     def commits(self, newer_than: int, up_to: int) -> list[CommitRecord]:
         """The commits in a range of versions, newest first."""
-        found = self.history(max(0, self.version - newer_than))
-        return [commit for commit in found if newer_than < commit.version <= up_to]
+        records = self.history(max(0, self.version - newer_than))
+        return [commit for commit in records if newer_than < commit.version <= up_to]
 
     @no_panics
     def query(self, sql: str) -> pa.Table:
         """The answer to a query (DataFusion SQL) in which the table is called `log`."""
-        found = pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
+        rows = pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
         # delta-rs answers with views, which Arrow cannot filter.
-        return found.cast(pa.schema([pa.field(f.name, without_views(f.type)) for f in found.schema]))
+        return rows.cast(pa.schema([pa.field(f.name, without_views(f.type)) for f in rows.schema]))
 
     @no_panics
     def committed(self, transaction: tuple[str, int] | None) -> None:
-        """Follow a commit that was put beside delta-rs, and write the checkpoint that is due.
-
-        Args:
-            transaction: that the commit records.
-        """
+        """Follow a commit that was put beside delta-rs, and write the checkpoint that is due."""
         before, live = self.version, self.files()["path"]
         (self.refresh if self._look.is_free else self._table.update_incremental)()
-        self._transactions.add(before, self.version, transaction)
+        if self._transactions[0] == before == self.version - 1:
+            batch_ids = self._transactions[1] | ({} if transaction is None else dict([transaction]))
+            self._transactions = (self.version, batch_ids)
         self._mark = self._look.mark(self.version, lambda: added(live, self.files()))
         by = self.checkpoint_by_spark
-        checkpoints.write_if_due(self._table, self.version, self._described()[2], self.location, by_spark=by)
+        write_checkpoint_if_due(self._table, self.version, self._described()[2], self.location, by_spark=by)
+
+
+_INTERVAL_PROPERTY = "delta.checkpointInterval"
+_DEFAULT_INTERVAL = 10
+"""Delta's default; delta-rs alone would take 100, and Spark would read ten times as many commits."""
+_RETENTIONS = frozenset({"delta.logretentionduration", "delta.deletedfileretentionduration"})
+_READ = re.compile(r"interval \d+ (?:nanosecond|microsecond|millisecond|second|minute|hour|day|week)s?")
+
+
+def write_checkpoint_if_due(
+    table: Any,
+    version: int,
+    properties: Mapping[str, str],
+    location: str,
+    *,
+    by_spark: Callable[[], None] | None,
+) -> None:
+    """Write the checkpoint that is due at a version, and clean up the log; failures are warnings.
+
+    delta-rs (1.6) reads retentions as `interval 30 days` alone, and else takes its own defaults; Delta also reads `30
+    days`, capitals, and several units: there Spark does it, if `by_spark` is given.
+    """
+    interval = int(properties.get(_INTERVAL_PROPERTY, _DEFAULT_INTERVAL))
+    if version == 0 or version % interval:
+        return
+    try:
+        if any(name.lower() in _RETENTIONS and not _READ.fullmatch(value) for name, value in properties.items()):
+            if by_spark is not None:
+                by_spark()
+            return
+        table.create_checkpoint()
+        if properties.get("delta.enableExpiredLogCleanup", "true").lower() != "false":
+            table.cleanup_metadata()
+    except Exception:
+        tell(log.warning, "checkpoint_failed", table=location, version=version, exc_info=True)
 
 
 def open_table(location: str, storage_options: Mapping[str, str] | None = None) -> LogHandle | None:
@@ -346,12 +329,6 @@ def open_table(location: str, storage_options: Mapping[str, str] | None = None) 
         return LogHandle(location, storage_options)
     except TableNotFoundError:
         return None
-
-
-def column(frame: str, *path: str) -> str:
-    """A column, or a field inside it; every character of a name counts."""
-    first, *rest = path
-    return f"{frame}.{quote(first)}" + "".join(f"[{text(field)}]" for field in rest)
 
 
 def quote(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The live files of a table as its log has them, verbatim: what a commit has to repeat of a file that it adds again."""
+"""The live files of a table: their `add` actions verbatim, and which of them may hold the keys of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql.types import DecimalType
+
+from stream_merge.model.snapshot import name_in_files
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.tables.log.handle import LogHandle
 
 Add = Mapping[str, Any]
 """The body of an `add` action (Delta protocol, "Add File and Remove File"); `stats` is text."""
@@ -18,53 +24,34 @@ Add = Mapping[str, Any]
 _CHECKPOINT = re.compile(
     r"(?P<version>\d{20})\.checkpoint(\.(?P<part>\d{10})\.(?P<parts>\d{10})|\.(?P<uuid>[0-9a-f-]{36}))?\.(?P<kind>parquet|json)$"
 )
-_FIELDS = frozenset(
-    {
-        "path",
-        "partitionValues",
-        "size",
-        "modificationTime",
-        "dataChange",
-        "stats",
-        "tags",
-        "deletionVector",
-        "baseRowId",
-        "defaultRowCommitVersion",
-        "clusteringProvider",
-    }
-)
-"""Of an `add` by the protocol; checkpoints have parsed copies of some beside them."""
+_FIELDS = frozenset({
+    "path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector", "baseRowId",
+    "defaultRowCommitVersion", "clusteringProvider",
+})  # fmt: skip
+"""Fields of an `add` by the protocol; checkpoints have parsed copies of some beside them."""
 
 
 class UnreadableLogError(RuntimeError):
-    """The log does not hold what a version is made of."""
+    """The log lacks a part of a version."""
 
 
 class Log(Protocol):
     """The folder `_delta_log` of a table."""
 
     where: str
-    """As people call it."""
+    """Its path, for messages."""
 
     def names(self) -> Iterable[str]:
         """The names of the files in it."""
         ...
 
     def opened(self, name: str) -> pa.NativeFile:
-        """A file of it.
-
-        Raises:
-            FileNotFoundError: there is none of that name.
-        """
+        """A file of it; raises FileNotFoundError."""
         ...
 
 
 class LocalLog(Log):
-    """A log on a local disk.
-
-    Args:
-        folder: `_delta_log` itself.
-    """
+    """A log on a local disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,12 +66,24 @@ class LocalLog(Log):
         return pa.OSFile(str(self._folder / name))
 
 
-class LiveFiles:
-    """The `add` actions of a table, kept from version to version.
+class RemoteLog(Log):
+    """A log in an object store, as delta-rs reaches it."""
 
-    Args:
-        log: of the table.
-    """
+    def __init__(self, handle: LogHandle) -> None:
+        self._handle = handle
+        self.where = f"{handle.location}/_delta_log"
+
+    def names(self) -> list[str]:
+        """The names of the files in it."""
+        return self._handle.objects.names("_delta_log")
+
+    def opened(self, name: str) -> pa.NativeFile:
+        """A file of it."""
+        return self._handle.objects.filesystem.open_input_file(f"_delta_log/{name}")
+
+
+class LiveFiles:
+    """The `add` actions of a table, kept from version to version."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -92,13 +91,9 @@ class LiveFiles:
         self._files: dict[str, Add] = {}
 
     def at(self, version: int) -> Mapping[str, Add]:
-        """The live files of a version, by their decoded paths (`decoded`); belongs to this object until its next call.
+        """The live files of a version by decoded paths; the mapping is valid until the next call.
 
-        Cost: the commits since the version that was asked for last; at first, or for an older one, the newest
-        checkpoint and the commits after it.
-
-        Raises:
-            UnreadableLogError: commits are missing, or an action is not of the form that the protocol gives.
+        Cost: the commits since the version asked for last; else the newest checkpoint and the commits after it.
         """
         if not 0 <= self._version <= version:
             self._start(version)
@@ -114,13 +109,13 @@ class LiveFiles:
         return self._files
 
     def follow(self, version: int, commit: Iterable[Mapping[str, Any]]) -> None:
-        """Take note of a commit of one's own, the next after the version that was asked for last."""
+        """Apply a commit of one's own, if it is the next after the version that was asked for last."""
         if version == self._version + 1:
             self._apply(commit)
             self._version = version
 
     def forget(self) -> None:
-        """Read all anew at the next call: the table has become another one."""
+        """Read the log again at the next call: the table is another one."""
         self._version, self._files = -1, {}
 
     def _advance(self, version: int) -> None:
@@ -146,10 +141,10 @@ class LiveFiles:
 
     def _start(self, version: int) -> None:
         self.forget()
-        found = self._newest_checkpoint(version)
-        if found is None:
+        checkpoint = self._newest_checkpoint(version)
+        if checkpoint is None:
             return
-        at, files = found
+        at, files = checkpoint
         for file in files:
             for add in self._adds(file):
                 self._files[decoded(add["path"])] = add
@@ -157,14 +152,14 @@ class LiveFiles:
 
     def _newest_checkpoint(self, up_to: int) -> tuple[int, list[str]] | None:
         """The newest complete checkpoint, and its files."""
-        found: dict[int, dict[tuple[int, str], list[str]]] = {}
+        checkpoints: dict[int, dict[tuple[int, str], list[str]]] = {}
         for name in self._log.names():
             match = _CHECKPOINT.match(name)
             if match is not None and int(match["version"]) <= up_to:
                 whole = (int(match["parts"] or 1), match["uuid"] or "")
-                found.setdefault(int(match["version"]), {}).setdefault(whole, []).append(name)
-        for version in sorted(found, reverse=True):
-            for (parts, _), files in found[version].items():
+                checkpoints.setdefault(int(match["version"]), {}).setdefault(whole, []).append(name)
+        for version in sorted(checkpoints, reverse=True):
+            for (parts, _), files in checkpoints[version].items():
                 if len(files) == parts:
                     return version, files
         return None
@@ -190,21 +185,58 @@ class LiveFiles:
         if "add" in wanted:
             for add in table["add"].to_pylist(maps_as_pydicts="strict"):
                 if add is not None:
-                    yield _said(add)
+                    yield _without_nulls(add)
         if "sidecar" not in wanted:
             return []
         return [one["path"] for one in table["sidecar"].to_pylist() if one is not None]
 
 
-def _said(add: Mapping[str, Any]) -> Add:
-    """An `add` of a checkpoint, whose columns are NULL where an action of a commit would say nothing."""
-    said = {name: value for name, value in add.items() if name in _FIELDS and value is not None}
-    vector = said.get("deletionVector")
+def _without_nulls(add: Mapping[str, Any]) -> Add:
+    """An `add` of a checkpoint without the NULLs that a commit would leave out."""
+    values = {name: value for name, value in add.items() if name in _FIELDS and value is not None}
+    vector = values.get("deletionVector")
     if vector is not None:
-        said["deletionVector"] = {name: value for name, value in vector.items() if value is not None}
-    return said
+        values["deletionVector"] = {name: value for name, value in vector.items() if value is not None}
+    return values
 
 
 def decoded(path: str) -> str:
-    """A path of the log, which is a URL, as a name of the file system relative to the table."""
+    """A path of the log, which is a URL, as a file name relative to the table."""
     return unquote(path)
+
+
+_DIGITS = 15
+"""Digits of a decimal that delta-rs (1.6) surely reads from statistics unchanged: JSON's numbers may go through a
+float."""
+_CUT = 1_000
+"""Microseconds: statistics of times end at milliseconds, and the greatest may be cut, too (Delta protocol)."""
+
+
+def touched_files(table: LogHandle, bounds: KeyBounds) -> pa.Table:
+    """The files whose statistics do not rule out the keys within the bounds. Reads the log only."""
+    files = table.files()
+    # Statistics stand under the names that columns have in files.
+    in_files = {field.name: name_in_files(field) for field in table.snapshot().schema.fields}
+    keep: Any = pa.array([True] * files.num_rows, pa.bool_())
+    for bound in bounds.columns:
+        name = in_files.get(bound.name, bound.name)
+        least, greatest = f"min.{name}", f"max.{name}"
+        if least not in files.column_names or greatest not in files.column_names:
+            continue
+        dtype = bound.field.dataType
+        if isinstance(dtype, DecimalType) and dtype.precision > _DIGITS:
+            continue
+        try:
+            lowest, _ = bound.to_arrow(files[greatest].type, earlier_by=_CUT)
+            _, highest = bound.to_arrow(files[least].type)
+            may_hold = pc.and_kleene(pc.less_equal(files[least], highest), pc.greater_equal(files[greatest], lowest))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+            continue
+        keep = pc.and_(keep, pc.fill_null(may_hold, True))
+    return files.filter(keep)
+
+
+def bytes_and_rows(files: pa.Table) -> tuple[int, int]:
+    """Bytes and rows of files."""
+    rows = pc.sum(files["num_records"]).as_py() if "num_records" in files.column_names else 0
+    return int(pc.sum(files["size_bytes"]).as_py() or 0), int(rows or 0)

@@ -1,1 +1,1 @@
-"""The tables beside a target: its remembered deletes and its quarantine."""
+"""Side tables of a target: tombstones and quarantine."""

@@ -1,4 +1,4 @@
-"""Which remembered deletes refuse an event, which an upsert revives, which are obsolete: over Arrow, for any engine."""
+"""Which tombstones refuse an event, which an upsert revives, which are obsolete: over Arrow, for any engine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Hits:
     """The events of a batch whose key has a tombstone."""
 
     version: int | None = None
-    """Version of the log that was at least read; None while there is no log."""
+    """Version of the tombstones' table that was at least read; None while there is none."""
     refusing: pa.Table = field(default_factory=lambda: pa.table({}))
     """Keys and `__stream_merge_sequence` of the tombstones that refuse an event, which is older."""
     overtaken: pa.Table = field(default_factory=lambda: pa.table({}))
-    """The same of the tombstones whose key an upsert brings back."""
+    """Keys and sequences of the tombstones whose key an upsert brings back."""
     refused_rows: Sequence[int] = ()
     """Row numbers of the refused events, in the table that was judged."""
     types: StructType = field(default_factory=StructType)
@@ -45,7 +45,7 @@ class Hits:
         return int(self.overtaken.num_rows)
 
     def live(self, events: pa.Table) -> pa.Table:
-        """The events, the very ones that were judged, that no tombstone refuses."""
+        """The judged events that no tombstone refuses."""
         if not self.refused:
             return events
         keep = [True] * events.num_rows
@@ -58,7 +58,7 @@ class Hits:
         return arrow_frame(session, self.refusing, self.types)
 
     def beyond(self, seen: Hits | None) -> Hits:
-        """These without the events that others of the same batch refused already."""
+        """Hits without the events that others of the same batch refused already."""
         if seen is None or not seen.refused or not self.refused:
             return self
         keys = self.types.names[:-1]
@@ -67,7 +67,7 @@ class Hits:
         return replace(self, refusing=self.refusing.take(pa.array(new, pa.int64())), refused_rows=())
 
     def __add__(self, other: Hits) -> Hits:
-        """Both, of different keys."""
+        """Hits of different keys together."""
         both = {
             name: pa.concat_tables([getattr(self, name), getattr(other, name)]) for name in ("refusing", "overtaken")
         }
@@ -77,12 +77,7 @@ class Hits:
 def judge(entries: pa.Table, events: pa.Table, pairs: pa.Table, *, version: int, types: StructType) -> Hits:
     """Which events the tombstones refuse, and which revive their key.
 
-    Args:
-        entries: of the log, keys, sequence and whether they are marks.
-        events: of the batch, sequence and whether they are deletes.
-        pairs: row numbers of an entry and an event of one key (`paired`, `paired_rows`).
-        version: of the log.
-        types: of keys and sequence, for Spark.
+    `pairs`: row numbers of an entry and an event of one key (`paired`, `paired_rows`).
     """
     taken = entries.take(pairs[_ROW])
     newest = _newest(pairs[_EVENT].to_pylist(), taken)
@@ -108,10 +103,7 @@ def judge(entries: pa.Table, events: pa.Table, pairs: pa.Table, *, version: int,
 
 
 def paired(entries: pa.Table, events: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The pairs of an entry and an event of one key, but for a delete and what remembers this very delete.
-
-    That one neither refuses nor is overtaken.
-    """
+    """The pairs of an entry and an event of one key, except a delete and its own entry, which is neither."""
     one = entries.select(keys).append_column(_ROW, pa.arange(0, entries.num_rows))
     other = events.select(keys).append_column(_EVENT, pa.arange(0, events.num_rows))
     # Most keys of the larger one are not in the smaller; a set is cheaper to look into than a join is to build.
@@ -133,7 +125,7 @@ def paired(entries: pa.Table, events: pa.Table, keys: Sequence[str]) -> pa.Table
 
 
 def paired_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The pairs where each row holds an entry and the event of its key; an event is known by its key's first row."""
+    """The pairs where each row holds an entry and the event of its key, identified by the key's first row."""
     first: dict[Hashable, int] = {}
     events = [first.setdefault(key, row) for row, key in enumerate(_groups(rows, keys))]
     return pa.table({_ROW: pa.arange(0, rows.num_rows), _EVENT: pa.array(events, pa.int64())})
@@ -154,10 +146,7 @@ def overtaking(entries: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def _newest(groups: Sequence[Hashable], entries: pa.Table) -> dict[Any, tuple[Any, bool, int]]:
-    """The newest entry of each group: sequence, whether it is a mark, row.
-
-    Of a delete and a mark of one sequence the mark counts.
-    """
+    """The newest entry of each group: sequence, whether it is a mark, row; with one sequence a mark wins."""
     sequences, marks = orderable(entries[names.SEQUENCE_COLUMN]), entries[names.REVIVED_COLUMN].to_pylist()
     newest: dict[Any, tuple[Any, bool, int]] = {}
     for row, (group, sequence, is_mark) in enumerate(zip(groups, sequences, marks, strict=True)):

@@ -1,7 +1,7 @@
-"""Where a target's deletes are remembered, whatever the target is called.
+"""Location of a target's tombstones, whatever the target is called.
 
-The log is located beside the target, under a name made of the target's. A table has more names than one: it is renamed,
-or named by its path here and by a catalog there. So the target says by a property where its log is.
+They are beside the target, under a name made of the target's. A table has more names than one: it is renamed, or named
+by its path here and by a catalog there. So the target has a property that says where its tombstones are.
 """
 
 from __future__ import annotations
@@ -22,25 +22,19 @@ from stream_merge.tables.side.tombstones import own_log
 from stream_merge.tables.table import Tables
 
 _BESIDE = "./"
-"""Begins the location of a log that is in the folder of its target, which may be moved with it, or copied."""
+"""Prefix of a location in the folder of the target, which may be moved or copied with it."""
 
 
-def expect_here(session: SparkSession, spec: MergeSpec, tables: Tables, found: TableSnapshot) -> None:
-    """Stop where the deletes of a target are remembered under another of its names: an older event would win over them.
-
-    Cost: nothing where the target is called as ever; else two logs are read.
-
-    Raises:
-        ConfigError: naming both locations, or that the other one cannot be read.
-    """
-    then = found.properties.get(names.TOMBSTONES_PROPERTY)
+def expect_here(session: SparkSession, spec: MergeSpec, tables: Tables, target: TableSnapshot) -> None:
+    """Stop where a target's deletes are recorded under another of its names: an older event would win over them."""
+    then = target.properties.get(names.TOMBSTONES_PROPERTY)
     if not spec.tombstones or then is None or then == _own(spec, tables):
         return
-    if own_log(found.table_id, tables.tombstones.snapshot()) is not None:
+    if own_log(target.table_id, tables.tombstones.snapshot()) is not None:
         return
-    there, unseen = _resolved(then, found), ""
+    there, unseen = _resolved(then, target), ""
     try:
-        if own_log(found.table_id, spark_table.find(session, there)) is None:
+        if own_log(target.table_id, spark_table.find(session, there)) is None:
             return  # no delete yet, or they were dropped; a clone has none of its source's
     except (StreamMergeError, Py4JJavaError) as err:
         unseen = f" (which cannot be read: {reason(err)})"
@@ -53,13 +47,13 @@ def expect_here(session: SparkSession, spec: MergeSpec, tables: Tables, found: T
     raise ConfigError(msg, target=spec.target)
 
 
-def locate(session: SparkSession, target: TableRef, found: TableSnapshot) -> TableRef:
-    """Where the deletes of a table are remembered, whatever it is called here; beside it where none are known."""
-    then = found.properties.get(names.TOMBSTONES_PROPERTY)
+def locate(session: SparkSession, target: TableRef, snapshot: TableSnapshot) -> TableRef:
+    """The tombstones' table of a target, whatever the target is called here; beside it where none is known."""
+    then = snapshot.properties.get(names.TOMBSTONES_PROPERTY)
     if then is not None:
-        there = _resolved(then, found)
+        there = _resolved(then, snapshot)
         try:
-            if own_log(found.table_id, spark_table.find(session, there)) is not None:
+            if own_log(snapshot.table_id, spark_table.find(session, there)) is not None:
                 return there  # a clone says where its source's are
         except (StreamMergeError, Py4JJavaError):
             pass
@@ -67,58 +61,34 @@ def locate(session: SparkSession, target: TableRef, found: TableSnapshot) -> Tab
 
 
 def recorded(
-    session: SparkSession,
-    spec: MergeSpec,
-    tables: Tables,
-    found: TableSnapshot | None,
-    *,
-    deletes: bool,
-    is_prepared: bool,
+    spec: MergeSpec, tables: Tables, target: TableSnapshot | None, *, deletes: bool, is_prepared: bool
 ) -> dict[str, str]:
-    """The property by which a target says where its log is.
+    """The property by which a target says where its tombstones are.
 
-    A table that the sink creates, or prepares, says it from the beginning; any other from the first batch with deletes
+    A table that the sink creates or prepares says it from the beginning; any other from the first batch with deletes
     on: nobody needs the right to alter it before. Two streams may call a table by two names as long as there is no
     delete, and neither takes back what the other says.
 
     Requires: `expect_here`, of a table that is there.
-
-    Args:
-        session: the sink's own.
-        spec: the sink's settings.
-        tables: its tables.
-        found: the target; None while there is none.
-        deletes: whether the batch has some.
-        is_prepared: whether it has all else that a sink needs on it.
     """
     if not spec.tombstones:
         return {}
     own = _own(spec, tables)
-    then = None if found is None else found.properties.get(names.TOMBSTONES_PROPERTY)
-    if found is None or then == own:
+    then = None if target is None else target.properties.get(names.TOMBSTONES_PROPERTY)
+    if target is None or then == own:
         is_said = True
     elif then is None:
         is_said = deletes or not is_prepared
     else:  # one log of two names, or nothing to remember yet
-        is_said = deletes and own_log(found.table_id, tables.tombstones.snapshot()) is None
+        is_said = deletes and own_log(target.table_id, tables.tombstones.snapshot()) is None
     return {names.TOMBSTONES_PROPERTY: own} if is_said else {}
 
 
 def deletes(session: SparkSession, target: TableRef, *, retention_seconds: float | None) -> DataFrame | None:
-    """The entries of a target's tombstones that still count, those included that an upsert has overtaken.
-
-    For those who read them beside a sink.
-
-    Args:
-        session: any.
-        target: as the sink was told.
-        retention_seconds: how long entries count; None: forever.
-
-    Returns: None where there is no table, or none that belongs to this very target.
-    """
+    """The tombstones of a target that still count, overtaken ones included; None if there are none."""
     name = target.tombstones
-    found = spark_table.find(session, target)
-    if found is None or own_log(found.table_id, spark_table.find(session, name)) is None:
+    snapshot = spark_table.find(session, target)
+    if snapshot is None or own_log(snapshot.table_id, spark_table.find(session, name)) is None:
         return None
     entries = spark_table.rows(session, name)
     if retention_seconds is None:
@@ -128,7 +98,7 @@ def deletes(session: SparkSession, target: TableRef, *, retention_seconds: float
 
 
 def _own(spec: MergeSpec, tables: Tables) -> str:
-    """Where a sink expects the log, as the property says it."""
+    """The location where a sink expects the tombstones, as the property has it."""
     name = spec.tombstone_target
     if name.path is None:
         return tables.tombstones.full_name.lower()
@@ -137,10 +107,10 @@ def _own(spec: MergeSpec, tables: Tables) -> str:
     return f"{_BESIDE}{name.last}" if is_beside else location
 
 
-def _resolved(location: str, found: TableSnapshot) -> TableRef:
-    """A table by what the property of its target says."""
+def _resolved(location: str, target: TableSnapshot) -> TableRef:
+    """The table that the target's property names."""
     return TableRef(
-        f"{_parent(TableRef(found.location).canonical)}/{location[2:]}" if location.startswith(_BESIDE) else location
+        f"{_parent(TableRef(target.location).canonical)}/{location[2:]}" if location.startswith(_BESIDE) else location
     )
 
 

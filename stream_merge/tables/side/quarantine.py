@@ -1,23 +1,17 @@
-"""Where events go that break the contract: one table with fixed columns, whatever the source looks like."""
+"""The quarantine: one table with fixed columns for events that break the contract, whatever the source."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType, TimestampType
 
 from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.model import names, source_batch
@@ -34,7 +28,7 @@ from stream_merge.spark.errors import reason
 from stream_merge.spark.streaming import Caller
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables import spark_table
-from stream_merge.tables.files.eligibility import of_table
+from stream_merge.tables.files.eligibility import table_obstacle
 from stream_merge.tables.side.side_table import DriverSideTable, SideCommit, SparkSideTable
 from stream_merge.tables.table import Tables
 
@@ -52,27 +46,23 @@ SCHEMA = StructType(
         StructField("replayed_at", TimestampType()),
     ]
 )
-"""NULL where not applicable; the same from the first version on."""
+"""NULL where not applicable; the same since the first version."""
 PLACE = ("topic", "partition", "offset", "timestamp")
-"""Where a record stood; `partition` is NULL in a file, `offset` where nobody knows."""
+"""Position of a record; `partition` is NULL in a file, `offset` where nobody knows."""
 PROPERTIES = {names.ROW_GROUP_PROPERTY: "100"}
-"""Of a quarantine that the sink creates.
+"""Properties of a new quarantine.
 
 Spark reads as many rows at once as a row group has, up to 4,096, and holds each column of them in one array (Spark 4.1,
-`VectorizedParquetRecordReader`): records of megabytes would need gigabytes to be looked at, or to be replayed.
+`VectorizedParquetRecordReader`): records of megabytes would need gigabytes to be read.
 """
 
 
 def check(session: SparkSession, table: TableRef) -> None:
-    """Refuse a table in the quarantine's place that cannot take its rows; writes nothing.
-
-    Raises:
-        ConfigError: the table exists and lacks columns, or is not a Delta table.
-    """
-    found = spark_table.find(session, table)
-    if found is None:
+    """Refuse a table in the quarantine's place that cannot take its rows; writes nothing."""
+    snapshot = spark_table.find(session, table)
+    if snapshot is None:
         return
-    types = {f.name: f.dataType for f in found.schema.fields}
+    types = {f.name: f.dataType for f in snapshot.schema.fields}
     missing = [f.name for f in SCHEMA.fields if types.get(f.name) != f.dataType]
     if missing:
         msg = (
@@ -97,15 +87,6 @@ def write(
     The driver writes only what belongs to this sink alone: a table that was named may be shared with another sink,
     whose commit by Spark at the same moment a local disk would not keep apart from ours. It writes only under a
     transaction id; of a batch that is here already Spark reads what is missing.
-
-    Args:
-        batch: the evaluated events.
-        spec: the sink's settings.
-        tables: its tables.
-        session: its own.
-        query: label of the query, kept with each event.
-        now_micros: time of the call, microseconds since the epoch.
-        commit: application id of the quarantine role, batch id, the sink's retry policy.
     """
     table, invalid = spec.quarantine_table, batch.rows.invalid_at_hand()
     if invalid is not None and commit.app_id is not None and spec.quarantine_target is None and is_legible(invalid):
@@ -125,99 +106,77 @@ def _is_for_driver(side: DriverSideTable, spec: MergeSpec, session: SparkSession
     """Whether the driver may append the batch; a missing table is created, unless Spark is to write alone."""
     if side.table() is None and spec.engine != "spark":
         _created(session, side.name)
-    found = side.table()
-    if found is None:
+    handle = side.table()
+    if handle is None:
         return False
-    snapshot = found.snapshot()
+    snapshot = handle.snapshot()
     if is_applied(snapshot.transaction, commit.app_id, commit.batch_id):
         return False
     stored, wanted = ([(f.name, f.dataType) for f in schema.fields] for schema in (snapshot.schema, SCHEMA))
-    return stored == wanted and of_table(found, snapshot, "the quarantine") is None
+    return stored == wanted and table_obstacle(handle, snapshot, "the quarantine") is None
 
 
 def _created(session: SparkSession, table: TableRef) -> TableSnapshot:
-    found = spark_table.find(session, table)
-    return found or spark_table.create_plain(session, table, SCHEMA.fields, properties=PROPERTIES)
+    snapshot = spark_table.find(session, table)
+    return snapshot or spark_table.create_plain(session, table, SCHEMA.fields, properties=PROPERTIES)
 
 
 def undecodable_id(caller: Caller, target: TableRef) -> str | None:
-    """Application id of the commit of undecodable records.
-
-    It holds the target's name: a replay may come when the target is not there yet, or is there by then.
-    """
+    """Application id of the commit of undecodable records; by the target's name, since it may not exist yet."""
     return caller.app_id("quarantine-undecodable", about=target.plain)
 
 
 def write_undecodable(rows: DataFrame, table: TableRef, *, commit: SideCommit) -> None:
-    """Append records that never became events, once per batch.
-
-    Args:
-        rows: columns of `SCHEMA`.
-        table: catalog name or path; created when it is missing.
-        commit: application id of the role, batch id, the sink's retry policy.
-    """
+    """Append records that never became events, in columns of `SCHEMA`, once per batch."""
     named = (columns.column(f.name).cast(f.dataType).alias(f.name) for f in SCHEMA.fields)
     _append_missing(rows.select(*named), table, commit)
 
 
 def records(session: SparkSession, table: TableRef, *, replayed_at: Column | None = None) -> DataFrame | None:
-    """Records of topics that lie here with their bytes, replayed then, or never; None where there is no table."""
-    if spark_table.find(session, table) is None:
-        return None
+    """Quarantined records of topics with their bytes, by when they were replayed; None where there is no table."""
     has_bytes = F.col("raw_key").isNotNull() | F.col("raw_value").isNotNull()
     is_record = F.col("topic").isNotNull() & F.col("offset").isNotNull() & has_bytes
-    return spark_table.rows(session, table).where(is_record & _is_replayed(replayed_at))
+    return _rows_where(session, table, is_record, replayed_at)
 
 
 def records_of_files(session: SparkSession, table: TableRef, *, replayed_at: Column | None = None) -> DataFrame | None:
-    """As `records`, of files: `topic` is the file, and `partition` NULL."""
+    """Quarantined lines of files, by when they were replayed: `topic` is the file, and `partition` NULL."""
+    is_record = F.col("topic").isNotNull() & F.col("partition").isNull() & F.col("raw_value").isNotNull()
+    return _rows_where(session, table, is_record, replayed_at)
+
+
+def _rows_where(session: SparkSession, table: TableRef, wanted: Column, at: Column | None) -> DataFrame | None:
     if spark_table.find(session, table) is None:
         return None
-    is_record = F.col("topic").isNotNull() & F.col("partition").isNull() & F.col("raw_value").isNotNull()
-    return spark_table.rows(session, table).where(is_record & _is_replayed(replayed_at))
-
-
-def _is_replayed(at: Column | None) -> Column:
-    return F.col("replayed_at").isNull() if at is None else F.col("replayed_at") == at
+    is_replayed = F.col("replayed_at").isNull() if at is None else F.col("replayed_at") == at
+    return spark_table.rows(session, table).where(wanted & is_replayed)
 
 
 def write_whole(
     events: DataFrame, table: TableRef, *, reason: str, error: str, query: str, commit: SideCommit
 ) -> Mapping[str, int]:
-    """Append all events of a batch as they came, valid or not; where it was the last one written, what it has beyond.
+    """Append all events of a batch, valid or not, or those missing if it was the last one written; numbers by reason.
 
-    A record that could not be read at all is there for that reason.
-
-    A batch older than the last one written, or another one under its id (of a checkpoint restored from an older
-    copy), is appended without a transaction id: under one, Delta would drop it as repeated, and its events would
-    be nowhere. Such a batch is not recognised when it comes again.
-
-    Args:
-        events: as the source delivered them, evaluated: a failure leaves nothing uncounted that is written.
-        table: catalog name or path; created when it is missing.
-        reason: one of `results.ROUTING_REASONS`.
-        error: what happened, in one sentence.
-        query: label of the query, kept with each event.
-        commit: application id of the role, batch id and fingerprint, a retry policy.
-
-    Returns: how many events this call has written, by reason.
+    A record that could not be decoded is there for that reason. A batch older than the last one written, or another one
+    under its id (of a checkpoint restored from an older copy), is appended without a transaction id: under one, Delta
+    would drop it as repeated. Such a batch is not recognised when it comes again.
 
     Cost: two Spark jobs over the batch, one append.
     """
     session = events.sparkSession
     if not is_written(session, table, commit):
-        found = spark_table.find(session, table)
-        if found is not None and is_applied(found.transaction, commit.app_id, commit.batch_id):
+        snapshot = spark_table.find(session, table)
+        if snapshot is not None and is_applied(snapshot.transaction, commit.app_id, commit.batch_id):
             commit = replace(commit, app_id=None)
     corrupt = contract.corrupt_because(events.columns)
-    kept = events.select(
+    described = events.select(
         F.array(F.when(corrupt.isNull(), F.lit(reason)).otherwise(F.lit(UNDECODABLE))).alias(names.REASONS_COLUMN),
         F.when(corrupt.isNull(), contract.event_text(events.columns)).alias(names.EVENT_COLUMN),
         corrupt.alias(names.CORRUPT_COLUMN),
         contract.origin(events.columns).alias(names.ORIGIN_COLUMN),
     )
     why = F.coalesce(columns.column(names.CORRUPT_COLUMN), F.lit(error))
-    rows = _stored(kept, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
+    rows = _stored(described, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
     missing = _missing(rows, table, commit)
     if missing is None:
         return {}
@@ -229,10 +188,10 @@ def write_whole(
 
 def is_written(session: SparkSession, table: TableRef, commit: SideCommit) -> bool:
     """Whether this batch is the last one that was written under that application id."""
-    found = None if commit.app_id is None else spark_table.find(session, table)
-    if found is None or commit.app_id is None or found.transaction(commit.app_id) != commit.batch_id:
+    snapshot = None if commit.app_id is None else spark_table.find(session, table)
+    if snapshot is None or commit.app_id is None or snapshot.transaction(commit.app_id) != commit.batch_id:
         return False
-    then = commit.recorded_fingerprint(found.version, spark_table.history_of(session, table))
+    then = commit.recorded_fingerprint(snapshot.version, partial(spark_table.history, session, table))
     return not is_other(commit.fingerprint, then)
 
 
@@ -276,34 +235,27 @@ def _append_missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> Non
 
 
 def _missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> tuple[DataFrame, SideCommit] | None:
-    """Of the rows of a batch all, once per batch, and those that it has beyond what an earlier try of it has written.
+    """The rows of a batch that the table lacks, and how to append them; None where it has all. Creates a missing table.
 
-    The table is created when it is missing.
-
-    A batch that could not be merged comes again, by a stream or settings that have been repaired since. What is here
-    then is what was wrong with it before: a record of a topic or file is known by its place there, anything else by
-    what it says. What another query has written under the same id is none of this one's.
-
-    Returns: what is to be appended, and how; None where nothing is.
-
-    Cost: the table's log is read; one or two Spark jobs more where the batch has been here.
+    A batch that could not be merged comes again, by a stream or settings that have been repaired since. Rows of another
+    query under the same id do not count.
     """
     session = rows.sparkSession
-    found = _created(session, table)
-    if not is_applied(found.transaction, commit.app_id, commit.batch_id):
+    snapshot = _created(session, table)
+    if not is_applied(snapshot.transaction, commit.app_id, commit.batch_id):
         return rows, commit
-    commit.expect_own(found, spark_table.history_of(session, table))
+    commit.expect_own(snapshot, partial(spark_table.history, session, table))
     stored = spark_table.rows(session, table).where(F.col("batch_id") == commit.batch_id)
     beyond = _beyond(rows, stored).localCheckpoint(eager=True)
     return None if beyond.isEmpty() else (beyond, replace(commit, app_id=None, judge=None))
 
 
 def _beyond(rows: DataFrame, stored: DataFrame) -> DataFrame:
-    """Rows that are not stored, whatever is said of them.
+    """Rows that are not stored.
 
-    A record of a topic is known by its place and time. A file may have been moved together with its checkpoint: one of
-    its records is known by the file's name, its place there and what it says. Anything else, and what has no place as
-    it is stored (of files, by older versions), is known by what it says.
+    A record of a topic is identified by its position and time. A file may have been moved together with its checkpoint:
+    its records are identified by the file's name, their position and content. Anything else, and what has no position
+    as it is stored (of files, by older versions), is identified by its content.
     """
 
     def said(alias: str) -> list[Column]:

@@ -1,4 +1,4 @@
-"""A table beside the target, written by Spark or in the driver: once per batch, again when another writer won."""
+"""A side table, written by Spark or in the driver: once per batch, again when another writer won."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -22,10 +23,9 @@ from stream_merge.tables.log.handle import LogHandle
 Runner = Callable[[Callable[[int], None]], None]
 """Runs an attempt under the sink's retry policy."""
 Judge = Callable[[int, int, Callable[[], str | None]], None]
-"""Stops where a batch is not the one that a table has recorded: given the recorded id, the batch's, and what gets the
-fingerprint of the recorded batch."""
+"""Stops where a table has recorded another batch: gets the recorded id, the batch's, and the recorded fingerprint."""
 Accept = Callable[[TableSnapshot], TableSnapshot | None]
-"""Gives the snapshot of the table that is meant, None for another one of its name."""
+"""The snapshot, or None for another table of this name."""
 Rows = TypeVar("Rows", DataFrame, pa.Table)
 
 
@@ -38,7 +38,7 @@ class SideCommit:
     batch_id: int
     run: Runner
     fingerprint: str | None = None
-    """`Checkpoint.fingerprint` of the batch; None: a repeated one is known by its id alone."""
+    """`Checkpoint.fingerprint` of the batch; None: a repeated one is recognised by its id alone."""
     user: str | None = None
     """The user's own value of `userMetadata`, kept beside the sink's."""
     judge: Judge | None = None
@@ -46,7 +46,7 @@ class SideCommit:
 
     @property
     def metadata(self) -> str | None:
-        """JSON for the commit's `userMetadata`, by which the batch is found again."""
+        """JSON for the commit's `userMetadata`, by which the batch is recognised."""
         if self.app_id is None:
             return self.user
         fingerprint = {} if self.fingerprint is None else {FINGERPRINT: self.fingerprint}
@@ -54,14 +54,7 @@ class SideCommit:
         return json.dumps({"stream_merge": ours, "user": self.user})
 
     def expect_own(self, snapshot: TableSnapshot, history: History) -> None:
-        """Let no batch of a stream pass for a repeated one because another is recorded, under its id or a later one.
-
-        Cost: nothing where the table has recorded earlier batches alone; else its newest commits are read.
-
-        Args:
-            snapshot: of the table, its newest.
-            history: of the table.
-        """
+        """Stop where another batch is recorded under this batch's id, or a later one."""
         recorded = None if self.app_id is None or self.judge is None else snapshot.transaction(self.app_id)
         if recorded is not None and self.judge is not None:
             self.judge(recorded, self.batch_id, lambda: self.recorded_fingerprint(snapshot.version, history))
@@ -72,26 +65,15 @@ class SideCommit:
 
 
 class SideTable(ABC, Generic[Rows]):
-    """One side table, by one back end.
+    """One side table, by one back end; `accept` says which table it is."""
 
-    Args:
-        name: catalog name or path.
-        accept: which table it is.
-    """
-
-    def __init__(
-        self, name: TableRef, accept: Callable[[TableSnapshot], TableSnapshot | None] = lambda found: found
-    ) -> None:
+    def __init__(self, name: TableRef, accept: Accept = lambda snapshot: snapshot) -> None:
         self.name = name
         self._accept = accept
 
     @abstractmethod
     def snapshot(self, *, newest: bool = True) -> TableSnapshot | None:
-        """The table, or None while there is none.
-
-        Args:
-            newest: False: the version that this batch has read last will do; a commit on an older one loses.
-        """
+        """The table, or None while there is none; not `newest`: the version that this batch has read last."""
 
     @abstractmethod
     def _append(self, rows: Rows, commit: SideCommit) -> None:
@@ -102,11 +84,7 @@ class SideTable(ABC, Generic[Rows]):
         """Whether the table is known to hold the batch; stops where it holds another one under its id."""
 
     def append_once(self, rows: Rows, commit: SideCommit) -> None:
-        """Append rows in one commit; a second append under the same application and batch id does nothing.
-
-        Guarantees: idempotent when there is an application id.
-        Raises: `CommitConflictError` when the policy is exhausted, `MergeFailedError` for any other failure.
-        """
+        """Append rows in one commit; idempotent under an application id."""
 
         def attempt(number: int) -> None:
             if self._is_recorded(commit, is_retry=number > 1):
@@ -118,7 +96,8 @@ class SideTable(ABC, Generic[Rows]):
                 if lost is None:
                     msg = f"[WRITE_FAILED] writing to {self.name!r} for batch {commit.batch_id} failed: {reason(err)}"
                     raise MergeFailedError(msg, target=self.name, batch_id=commit.batch_id) from err
-                if retry.VERDICTS[lost.conflict] is retry.Verdict.LOOK_UP_FIRST and commit.app_id is not None:
+                kind = retry.CONFLICT_KINDS[lost.conflict]
+                if kind is retry.ConflictKind.LOOK_UP_FIRST and commit.app_id is not None:
                     # A blind append reads nothing, so only its own transaction id can be the one recorded:
                     # a twin of this call wrote the same rows, or the answer to this very commit was lost.
                     return
@@ -128,21 +107,21 @@ class SideTable(ABC, Generic[Rows]):
 
 
 class SparkSideTable(SideTable[DataFrame]):
-    """A side table by Spark, which reads and writes any. Cost of an append: one Spark job per attempt."""
+    """A side table by Spark; an append is one Spark job per attempt."""
 
-    def __init__(self, session: SparkSession, name: TableRef, accept: Accept = lambda found: found) -> None:
+    def __init__(self, session: SparkSession, name: TableRef, accept: Accept = lambda snapshot: snapshot) -> None:
         super().__init__(name, accept)
         self._session = session
 
     def snapshot(self, *, newest: bool = True) -> TableSnapshot | None:  # noqa: D102 - Spark keeps none
-        found = spark_table.find(self._session, self.name)
-        return None if found is None else self._accept(found)
+        snapshot = spark_table.find(self._session, self.name)
+        return None if snapshot is None else self._accept(snapshot)
 
     def _is_recorded(self, commit: SideCommit, *, is_retry: bool) -> bool:
         """False: Delta drops what its `txnVersion` shows as written."""
-        found = None if commit.judge is None else spark_table.find(self._session, self.name)
-        if found is not None:
-            commit.expect_own(found, spark_table.history_of(self._session, self.name))
+        snapshot = None if commit.judge is None else spark_table.find(self._session, self.name)
+        if snapshot is not None:
+            commit.expect_own(snapshot, partial(spark_table.history, self._session, self.name))
         return False
 
     def _append(self, rows: DataFrame, commit: SideCommit) -> None:
@@ -158,16 +137,9 @@ class SparkSideTable(SideTable[DataFrame]):
 
 
 class DriverSideTable(SideTable[pa.Table]):
-    """A side table in the driver.
+    """A side table by the driver: each attempt is based on one version, and any commit in between makes it lose.
 
-    Each attempt reads the transaction id from the very version that it is based on, and any commit in between makes it
-    lose.
-
-    Args:
-        name: catalog name or path.
-        newest: the table up to date, or None where it is gone.
-        cached: the same as this batch has read it last; None where it has not.
-        accept: as of `SideTable`.
+    `newest` gives the handle up to date, `cached` the one that this batch has read last; None where there is none.
     """
 
     def __init__(
@@ -175,7 +147,7 @@ class DriverSideTable(SideTable[pa.Table]):
         name: TableRef,
         newest: Callable[[], LogHandle | None],
         cached: Callable[[], LogHandle | None],
-        accept: Accept = lambda found: found,
+        accept: Accept = lambda snapshot: snapshot,
     ) -> None:
         super().__init__(name, accept)
         self._newest = newest
@@ -184,31 +156,27 @@ class DriverSideTable(SideTable[pa.Table]):
     def table(self, *, newest: bool = True) -> LogHandle | None:
         """The table, or None while there is none."""
         cached = None if newest else self._cached()
-        found = self._newest() if cached is None else cached
-        return None if found is None or self._accept(found.snapshot()) is None else found
+        handle = self._newest() if cached is None else cached
+        return None if handle is None or self._accept(handle.snapshot()) is None else handle
 
     def snapshot(self, *, newest: bool = True) -> TableSnapshot | None:  # noqa: D102
-        found = self.table(newest=newest)
-        return None if found is None else found.snapshot()
+        handle = self.table(newest=newest)
+        return None if handle is None else handle.snapshot()
 
     def expected(self, *, newest: bool = False) -> LogHandle:
-        """What `snapshot` is of.
-
-        Raises:
-            MergeFailedError: it is gone.
-        """
-        found = self.table(newest=newest)
-        if found is None:
+        """The handle of a table that must be there."""
+        handle = self.table(newest=newest)
+        if handle is None:
             msg = f"[TABLE_NOT_FOUND] {self.name!r} disappeared during a batch; restart the query"
             raise MergeFailedError(msg, target=self.name)
-        return found
+        return handle
 
     def _is_recorded(self, commit: SideCommit, *, is_retry: bool) -> bool:
-        found = self.expected(newest=is_retry)
+        handle = self.expected(newest=is_retry)
         if not is_retry:
-            found.refresh_if_free()
-        snapshot = found.snapshot()
-        commit.expect_own(snapshot, found.commits)
+            handle.refresh_if_free()
+        snapshot = handle.snapshot()
+        commit.expect_own(snapshot, handle.commits)
         return is_applied(snapshot.transaction, commit.app_id, commit.batch_id)
 
     def _append(self, rows: pa.Table, commit: SideCommit) -> None:

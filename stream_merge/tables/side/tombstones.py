@@ -1,8 +1,8 @@
-"""The remembered deletes of a target, as one batch meets them: in the driver, or by Spark.
+"""Tombstones, the deletes of a target as one batch needs them: in the driver, or by Spark.
 
 The tombstone table is an append-only log beside the target: one entry per delete (keys, sequence, time) and, when an
 upsert brought a key back, one entry that marks it as revived. Appends never conflict with each other and cost a fifth
-of a MERGE (0.2 s against 1 s here, Delta 4.4 on Spark 4.2); what they leave behind is tidied up now and then.
+of a MERGE (0.2 s against 1 s, Delta 4.4 on Spark 4.2); their files are compacted now and then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic
+from dataclasses import dataclass
+from typing import Generic
 from uuid import uuid4
 
 import pyarrow as pa
@@ -47,78 +48,62 @@ BROADCAST_EVENTS = 100_000
 MOST_JUDGED = 1_000_000
 """So many pairs of an entry and an event are brought to the driver at a time."""
 TIDY_FILES = 64
-"""The log is tidied when it has this many files."""
+"""The table is compacted when it has this many files."""
 TIDY_ENTRIES = 100_000
-"""A log with more entries is only compacted, unless it has doubled since it was last compacted or cleared."""
+"""A table with more entries is only compacted, unless it has doubled since it was last compacted or cleared."""
 MOST_CLEARED = 1_000_000
-"""A log with more entries keeps those that others have overtaken."""
+"""A table with more entries keeps overtaken ones."""
 
 _ONE_BEGINS = threading.Lock()
 _KEY, _SEQUENCE = "__stream_merge_key_{}", "__stream_merge_of_event"
-"""No key is called so, whose columns stand beside these."""
+"""Names that no key has."""
 
 
-def own_log(target_id: str, found: TableSnapshot | None) -> TableSnapshot | None:
-    """The log, if it belongs to this very target: one that was dropped and re-created starts without.
-
-    Raises:
-        ConfigError: the log is in a format that this version does not know, so its deletes would be misread.
-    """
-    if found is None or found.properties.get(names.TARGET_ID_PROPERTY) != target_id:
+def own_log(target_id: str, snapshot: TableSnapshot | None) -> TableSnapshot | None:
+    """The tombstones' table, if it belongs to this very target: one that was dropped and re-created starts without."""
+    if snapshot is None or snapshot.properties.get(names.TARGET_ID_PROPERTY) != target_id:
         return None
-    version = found.properties.get(names.FORMAT_PROPERTY)
+    version = snapshot.properties.get(names.FORMAT_PROPERTY)
     if version not in (None, names.FORMAT_VERSION):
         msg = (
-            f"[VERSION_MISMATCH] the tombstone table at {found.location!r} has format {version!r} of another version of"
-            f" stream_merge, this one supports {names.FORMAT_VERSION!r}; upgrade stream_merge"
+            f"[VERSION_MISMATCH] the tombstone table at {snapshot.location!r} has format {version!r} of another version"
+            f" of stream_merge, this one supports {names.FORMAT_VERSION!r}; upgrade stream_merge"
         )
         raise ConfigError(msg)
-    return found
+    return snapshot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scope:
+    """One batch, and the target that it is for."""
+
+    session: SparkSession
+    spec: MergeSpec
+    target_id: str
+    layout: Layout
+    batch: Batch
+    now_micros: int
 
 
 class Tombstones(ABC, Generic[Rows]):
-    """Works on the tombstones of one batch. Raises what its library raises.
+    """The tombstones of one batch's keys."""
 
-    Args:
-        table: where they are remembered.
-        session: the sink's own.
-        spec: the sink's settings.
-        target_id: Delta table id of the target.
-        layout: how the batch's columns map onto the target.
-        batch: the evaluated events.
-        now_micros: time of the call, microseconds since the epoch.
-    """
-
-    def __init__(
-        self,
-        table: SideTable[Rows],
-        *,
-        session: SparkSession,
-        spec: MergeSpec,
-        target_id: str,
-        layout: Layout,
-        batch: Batch,
-        now_micros: int,
-    ) -> None:
+    def __init__(self, table: SideTable[Rows], scope: Scope) -> None:
         self._table: SideTable[Rows] = table
-        self._session = session
-        self._spec = spec
-        self._target_id = target_id
-        self._layout = layout
-        self._keys = list(layout.keys)
-        self._batch = batch
-        self._now = now_micros
-        retention = spec.tombstone_retention_seconds
-        self._oldest = None if retention is None else now_micros - int(retention * 1_000_000)
-        """When the oldest entry that counts was recorded, microseconds since the epoch; None: all count."""
+        self._session, self._spec, self._target_id = scope.session, scope.spec, scope.target_id
+        self._layout, self._batch, self._now = scope.layout, scope.batch, scope.now_micros
+        self._keys = list(scope.layout.keys)
+        retention = scope.spec.tombstone_retention_seconds
+        self._oldest = None if retention is None else scope.now_micros - int(retention * 1_000_000)
+        """Time of the oldest entry that counts, microseconds since the epoch; None: all count."""
 
     def version(self) -> int | None:
-        """Newest version of the log; None while there is none for this target."""
-        found = self._table.snapshot()
-        return None if found is None else found.version
+        """Newest version of the tombstones' table; None while there is none for this target."""
+        snapshot = self._table.snapshot()
+        return None if snapshot is None else snapshot.version
 
     def remember(self, commit: SideCommit) -> None:
-        """Append the batch's deletes to the log, which is created before the first one."""
+        """Append the batch's deletes; the table is created before the first one."""
         if self._table.snapshot(newest=False) is None:
             begin(self._session, self._spec, self._target_id, self._layout)
             self._table.snapshot()  # one of a dropped target is cached as it was before it was emptied
@@ -127,13 +112,13 @@ class Tombstones(ABC, Generic[Rows]):
     def hits(self) -> Hits:
         """The tombstones of the batch's keys.
 
-        In the driver, where a read of the log takes requests, by the last one of this batch: the re-check sees what has
-        come since.
+        In the driver, where a refresh takes requests, at the version that this batch has read: the re-check sees what
+        is newer.
         """
         return self._judged(self._table.snapshot(newest=False), self._events())
 
     def late_hits(self, seen: Hits | None) -> Hits:
-        """The tombstones of the upserts that were merged: of all but those refused before."""
+        """The tombstones of the merged upserts, without those of events refused before."""
         return self._judged(self._table.snapshot(), self._events(are_deletes=False)).beyond(seen)
 
     def forget(self, hits: Hits, commit: SideCommit) -> None:
@@ -144,14 +129,14 @@ class Tombstones(ABC, Generic[Rows]):
         self._table.append_once(self._entries(hits.overtaken, revived=True), commit)
 
     def tidy(self) -> None:
-        """Compact small files when there are many; drop overtaken and expired entries when the log has doubled.
+        """Compact small files when there are many; drop overtaken and expired entries when the table has doubled.
 
-        A commit that another writer makes meanwhile wins; the log is then tidied later.
+        A commit that another writer makes meanwhile wins; the table is then compacted later.
         """
         files = 0
         for newest in (False, True):  # somebody else may have tidied it meanwhile
-            found = self._table.snapshot(newest=newest)
-            files = 0 if found is None else found.files or 0
+            snapshot = self._table.snapshot(newest=newest)
+            files = 0 if snapshot is None else snapshot.files or 0
             if files < TIDY_FILES:
                 return
         try:
@@ -172,12 +157,12 @@ class Tombstones(ABC, Generic[Rows]):
         fields = [*self._layout.key_fields, StructField(names.SEQUENCE_COLUMN, self._layout.sequence_type)]
         return StructType([StructField(field.name, columns.nullable(field.dataType)) for field in fields])
 
-    def _judged(self, found: TableSnapshot | None, events: Rows) -> Hits:
-        none = Hits(version=None if found is None else found.version)
-        if found is None or found.files == 0:
+    def _judged(self, snapshot: TableSnapshot | None, events: Rows) -> Hits:
+        none = Hits(version=None if snapshot is None else snapshot.version)
+        if snapshot is None or snapshot.files == 0:
             return none
         judged = [
-            judging.judge(entries, matched, pairs, version=found.version, types=self._types)
+            judging.judge(entries, matched, pairs, version=snapshot.version, types=self._types)
             for entries, matched, pairs in self._matched(events)
         ]
         return functools.reduce(Hits.__add__, judged) if judged else none
@@ -188,7 +173,7 @@ class Tombstones(ABC, Generic[Rows]):
 
     @abstractmethod
     def _entries(self, events: Rows | pa.Table, *, revived: bool) -> Rows:
-        """Rows of the log, for keys and sequences."""
+        """Rows of the table, for keys and sequences."""
 
     @abstractmethod
     def _matched(self, events: Rows) -> Iterable[tuple[pa.Table, pa.Table, pa.Table]]:
@@ -196,29 +181,18 @@ class Tombstones(ABC, Generic[Rows]):
 
     @abstractmethod
     def _entries_by_file(self) -> Sequence[int]:
-        """How many entries each file of the log has."""
+        """Number of entries in each file of the table."""
 
     @abstractmethod
     def _compact(self, *, clears: bool, judges: bool) -> None:
-        """Put small files together.
-
-        Args:
-            clears: whether to drop expired entries.
-            judges: and then overtaken ones, too.
-        """
+        """Compact small files; `clears` drops expired entries, `judges` overtaken ones, too."""
 
 
 class DriverTombstones(Tombstones[pa.Table]):
-    """In the driver.
+    """Tombstones by the driver; `events` are `Rows.arrow` or `Rows.keys` of the batch."""
 
-    Args:
-        table: where they are remembered.
-        events: `Rows.arrow` or `Rows.keys` of the batch.
-        scope: as of `Tombstones`.
-    """
-
-    def __init__(self, table: DriverSideTable, events: pa.Table, **scope: Any) -> None:
-        super().__init__(table, **scope)
+    def __init__(self, table: DriverSideTable, events: pa.Table, scope: Scope) -> None:
+        super().__init__(table, scope)
         self._log = table
         self._all = events
 
@@ -236,9 +210,9 @@ class DriverTombstones(Tombstones[pa.Table]):
         return rows.append_column(names.RECORDED_AT_COLUMN, recorded_at)
 
     def hits(self) -> Hits:  # noqa: D102
-        found = self._log.table(newest=False)
-        if found is not None:
-            found.refresh_if_free()
+        handle = self._log.table(newest=False)
+        if handle is not None:
+            handle.refresh_if_free()
         return super().hits()
 
     def _matched(self, events: pa.Table) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
@@ -257,16 +231,16 @@ class DriverTombstones(Tombstones[pa.Table]):
         return [count or 0 for count in self._log.expected().files()["num_records"].to_pylist()]
 
     def _compact(self, *, clears: bool, judges: bool) -> None:
-        found = self._log.expected()
+        handle = self._log.expected()
         if not clears or not (judges or self._oldest is not None):
-            rewrite(found)
+            rewrite(handle)
             return
-        entries = self._unexpired(rows(found))
-        rewrite(found, judging.standing(entries, self._keys) if judges else entries)
+        entries = self._unexpired(rows(handle))
+        rewrite(handle, judging.standing(entries, self._keys) if judges else entries)
 
 
 class SparkTombstones(Tombstones[DataFrame]):
-    """By Spark, of any table and any number of events."""
+    """Tombstones by Spark, for any table and any number of events."""
 
     def _events(self, *, are_deletes: bool | None = None) -> DataFrame:
         events, is_delete = self._batch.rows.latest(), columns.column(names.DELETE_COLUMN)
@@ -282,9 +256,9 @@ class SparkTombstones(Tombstones[DataFrame]):
         ).coalesce(1)
 
     def _matched(self, events: DataFrame) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
-        """Cost: one Spark job over the files of the log that the bounds leave; one more for a million pairs.
+        """One row for each entry of an event's key, but for a delete's own entry.
 
-        What travels is one row for each entry of an event's key, but for a delete's own entry.
+        Cost: one Spark job over the files of the log within the bounds; one more for a million pairs.
         """
         bounds = self._batch.bounds.condition(self._session, "log")
         entries = self._unexpired().alias("log").where(bounds)
@@ -329,7 +303,7 @@ class SparkTombstones(Tombstones[DataFrame]):
         return [row[1] for row in rows.groupBy(F.input_file_name()).count().collect()]
 
     def _compact(self, *, clears: bool, judges: bool) -> None:
-        """Entries that somebody appends meanwhile are never lost: only what is older than something read goes."""
+        """Entries appended meanwhile are never lost: only what is older than an entry that was read goes."""
         if clears and judges:
             self._delete_overtaken(judging.overtaking(as_stored(arrow_table(self._unexpired())), self._keys))
         if self._oldest is not None:
@@ -360,25 +334,15 @@ def without_refused(events: DataFrame, hits: Hits | None, layout: Layout, sessio
 
 
 def begin(session: SparkSession, spec: MergeSpec, target_id: str, layout: Layout) -> None:
-    """Create the log of a target; one that belongs to a dropped target is emptied.
+    """Create the tombstones' table of a target; one that belongs to a dropped target is emptied."""
 
-    Raises:
-        ConfigError: somebody else's table is there.
-    """
-
-    def attempt(_: int) -> None:
+    def command() -> None:
         with _ONE_BEGINS:
             left_over = spark_table.find(session, spec.tombstone_target)
             if own_log(target_id, left_over) is None:
-                try:
-                    _begin(session, spec, target_id, layout, left_over)
-                except Exception as err:
-                    lost = retry.conflict(err, target=spec.tombstone_target, batch_id=None)
-                    if lost is not None:
-                        raise lost from err
-                    raise
+                _begin(session, spec, target_id, layout, left_over)
 
-    retry.run(attempt, spec.retry)
+    retry.commit(command, spec.retry, target=spec.tombstone_target)
 
 
 def _begin(
@@ -411,27 +375,19 @@ def _begin(
     spark_table.start_over(session, table, fields, properties=properties, once=once)
 
 
-def widen_schema(session: SparkSession, spec: MergeSpec, target_id: str, layout: Layout, found: TableSnapshot) -> None:
-    """Give the log the types that the target's keys and sequence have now, where they were widened.
+def widen_schema(
+    session: SparkSession, spec: MergeSpec, target_id: str, layout: Layout, snapshot: TableSnapshot
+) -> None:
+    """Widen the types of keys and sequence to the target's.
 
-    The log is written again, in one commit: its entries stay valid, and it stays a plain table, which delta-rs can
-    write; with type widening of its own it would be lost for it.
-
-    Args:
-        session: the sink's own.
-        spec: the sink's settings.
-        target_id: Delta table id of the target.
-        layout: how the batch's columns map onto the target.
-        found: the log as it was read last.
-
-    Raises:
-        ConfigError: no type holds what it remembers and what the target has.
+    The table is rewritten in one commit: its entries stay valid, and it stays a plain table, which the driver can
+    write; it could not with type widening.
     """
-    if _widened(spec, layout, found.schema) is None:
+    if _widened(spec, layout, snapshot.schema) is None:
         return
     table = spec.tombstone_target
 
-    def attempt(_: int) -> None:
+    def command() -> None:
         now = own_log(target_id, spark_table.find(session, table))
         wanted = None if now is None else _widened(spec, layout, now.schema)
         if now is None or wanted is None:
@@ -439,19 +395,18 @@ def widen_schema(session: SparkSession, spec: MergeSpec, target_id: str, layout:
         try:
             spark_table.rewrite(spark_table.rows(session, table).to(wanted), table)
         except Exception as err:
-            lost = retry.conflict(err, target=table, batch_id=None)
-            if lost is not None:
-                raise lost from err
+            if retry.conflict_class(err) is not None:
+                raise
             msg = f"[WRITE_FAILED] the types of tombstone table {table!r} cannot be widened: {reason(err)}"
             raise MergeFailedError(msg, target=table) from err
         changed = ", ".join(map(str, widening.changes(now.schema, wanted)))
         tell(log.warning, "tombstones_widened", table=table, columns=changed)
 
-    retry.run(attempt, spec.retry)
+    retry.commit(command, spec.retry, target=table)
 
 
 def _widened(spec: MergeSpec, layout: Layout, schema: StructType) -> StructType | None:
-    """The log's columns in wider types, or None where the types that it has will do."""
+    """The table's columns in wider types, or None where its types suffice."""
     own = {**{f.name: f.dataType for f in layout.key_fields}, names.SEQUENCE_COLUMN: layout.sequence_type}
     fields = {f.name: StructField(f.name, f.dataType) for f in schema.fields}  # without ids of column mapping
     for name, dtype in own.items():
