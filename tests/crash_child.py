@@ -12,12 +12,12 @@ import scenario
 from pyspark.sql import DataFrame
 
 from stream_merge.engines.spark.whole import Beside
-from stream_merge.merge import steps
+from stream_merge.merge import commit, steps
 from stream_merge.merge.call import BatchCall
 from stream_merge.session import local_session
 from stream_merge.tables.side.tombstones import DriverTombstones
 
-INSIDE = {"remember_deletes": (DriverTombstones, "_entries"), "merge": (Beside, "expect_newest")}
+INSIDE = {"remember_deletes": (DriverTombstones, "_entries"), "commit": (Beside, "expect_newest")}
 """Between two parts of one step: the log of deletes exists and has no entry; a snapshot was compared with its table."""
 
 
@@ -29,7 +29,7 @@ def die() -> None:
 def die_at(boundary: str) -> None:
     """Arrange for death "before", "inside" or "after" a step of the micro-batch."""
     when, step = boundary.split()
-    owner, name = INSIDE[step] if when == "inside" else (steps, step)
+    owner, name = INSIDE[step] if when == "inside" else (commit if step == "commit" else steps, step)
     original = getattr(owner, name)
 
     def last(first: Any, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", required=True, help="folder for what Spark leaves behind")
     parser.add_argument("--table", required=True)
-    parser.add_argument("--boundary", help='such as "after merge"')
+    parser.add_argument("--boundary", help='such as "after commit"')
     parser.add_argument("--batch-id", type=int, help="deliver this batch; without: run the query")
     parser.add_argument("--shape", default="changes", choices=scenario.SHAPES, help="of the sink")
     parser.add_argument("--snapshot", action="store_true", help="deliver a copy of the whole source")

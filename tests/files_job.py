@@ -11,6 +11,7 @@ from rich.console import Console
 
 from stream_merge import MergeResult
 from stream_merge.jobs.files.run import FilesSettings, run
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.files.reader import Folder, Format
 from stream_merge.testing import target_rows
 
@@ -32,7 +33,7 @@ class Job:
         return FilesSettings(
             **{
                 "folder": Folder(path=str(self.source), format=file_format),
-                "target": self.target,
+                "target": TableRef(self.target),
                 "checkpoint": self.checkpoint,
                 "keys": ("id",),
                 "once": True,

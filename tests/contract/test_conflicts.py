@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
 from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.spark.merger import SparkMerger
-from stream_merge.merge import steps
+from stream_merge.merge import commit, steps
 from stream_merge.merge.call import BatchCall
 from stream_merge.model.results import FATES
 from stream_merge.model.table_ref import TableRef
@@ -378,7 +378,7 @@ def test_an_update_that_a_dead_writers_delete_refuses_is_undone(spark, events, l
     run(mine, events((1, 1, "ann", "u"), (9, 1, "old", "u")), 0)
 
     def remember_and_die() -> None:
-        with killed("other", before="merge"):
+        with killed("other", before="commit"):
             run(other, events((9, 7, "", "d")), 0)
 
     log_faults.overtake(LOG, lambda: run(mine, events((9, 5, "ghost", "u"), (1, 5, "ann 5", "u")), 1), remember_and_die)
@@ -569,7 +569,8 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     @contextmanager
     def dying(app_id: str, *, before: str) -> Iterator[None]:
-        step = getattr(steps, before)
+        owner = commit if before == "commit" else steps
+        step = getattr(owner, before)
 
         def killed_or_not(call: BatchCall, *args: Any) -> Any:
             if call.caller.identity == app_id:
@@ -578,7 +579,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
         died = False
         with monkeypatch.context() as patch:
-            patch.setattr(steps, before, killed_or_not)
+            patch.setattr(owner, before, killed_or_not)
             try:
                 yield
             except Killed:

@@ -17,6 +17,7 @@ from stream_merge.cli import app as cli
 from stream_merge.cli.commands import shared
 from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.files.run import run as run_files
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.files.reader import Folder
 from stream_merge.testing import target_rows
 
@@ -39,7 +40,7 @@ def test_other_keys_are_refused_though_no_file_is_new(spark: SparkSession, tmp_p
     def merge(keys: tuple[str, ...]) -> None:
         settings = FilesSettings(
             folder=Folder(path=str(tmp_path / "in"), format="json"),
-            target=str(tmp_path / "table"),
+            target=TableRef(str(tmp_path / "table")),
             checkpoint=str(tmp_path / "checkpoint"),
             keys=keys,
             sequence_by=("lsn",),

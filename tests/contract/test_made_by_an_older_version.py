@@ -26,6 +26,7 @@ from stream_merge import MergeResult, MergeSink
 from stream_merge.jobs.files.run import FilesSettings, run
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.files.reader import Folder
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.tables.explain import explain
@@ -102,7 +103,7 @@ class State:
     def _files(self) -> list[MergeResult]:
         settings = FilesSettings(
             folder=Folder(path=str(self.folder / "source"), format="json"),
-            target=str(self.table),
+            target=TableRef(str(self.table)),
             checkpoint=str(self.checkpoint),
             keys=("id",),
             sequence_by=("lsn",),

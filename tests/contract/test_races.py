@@ -40,7 +40,6 @@ from racing import (
 from stream_merge import MergeMetrics, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables.log import handle as delta_rs
 from stream_merge.testing import batch, change_rows, run, target_rows
 
 log = logging.getLogger(__name__)
@@ -191,7 +190,6 @@ def test_the_driver_writes_under_the_lock_of_sparks_commits(
     first = batch(spark, SCHEMA, (1, 1, "one", "u"), (2, 1, None, "d"), (None, 1, "no key", "u"))
     then = batch(spark, SCHEMA, (1, 2, "uno", "u"), (3, 2, None, "d"), (None, 2, "no key", "u"))
     merge_of(first, 0)
-    monkeypatch.setattr(delta_rs, "write_deltalake", noting(delta_rs.write_deltalake, lambda to, *_: to.table_uri))
     monkeypatch.setattr(os, "link", noting(os.link, lambda _, name, **__: str(Path(name).parent.parent)))
 
     assert merge_of(then, 1) == "driver"

@@ -23,6 +23,7 @@ from stream_merge.cli.app import app
 from stream_merge.cli.commands import shared
 from stream_merge.jobs.files.run import FilesSettings, replay_quarantine, run
 from stream_merge.model.names import CORRUPT_COLUMN
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.files import read_files
 from stream_merge.sources.files.parquet import refuse_other_types
 from stream_merge.sources.files.reader import Folder
@@ -71,7 +72,9 @@ class World:
     def settings(self, **options: Any) -> FilesSettings:
         folder = Folder(path=str(self.source), format=options.pop("format", "json"))
         given = {"schema": SCHEMA, "keys": ("id",), "sequence_by": ("lsn",), "once": True, **options}
-        return FilesSettings(folder=folder, target=self.target, checkpoint=str(self.root / "checkpoint"), **given)
+        return FilesSettings(
+            folder=folder, target=TableRef(self.target), checkpoint=str(self.root / "checkpoint"), **given
+        )
 
     def files(self, **options: Any) -> None:
         console = Console(file=StringIO(), width=200)

@@ -28,6 +28,7 @@ from stream_merge import (
 from stream_merge.engines.memory import reservations
 from stream_merge.merge import calls
 from stream_merge.merge.call import BatchCall
+from stream_merge.merge.calls import Calls
 from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef
 from stream_merge.testing import batch, target_rows
@@ -274,16 +275,16 @@ def test_an_older_batch_is_quarantined_too(fleet: Fleet):
 
 def test_events_whose_commit_nobody_knows_are_not_quarantined(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
     sinks = fleet.tolerant()
-    merge = MergeSink._merge
+    merge = Calls.merge
 
-    def lost(self: MergeSink, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
+    def lost(self: Calls, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
         merge(self, batch_df, batch_id, intake)
-        if self._spec.label == "orders":
+        if self.spec.label == "orders":
             msg = "no answer"
-            raise CommitStateUnknownError(msg, target=self._spec.target, batch_id=batch_id)
+            raise CommitStateUnknownError(msg, target=self.spec.target, batch_id=batch_id)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MergeSink, "_merge", lost)
+        patch.setattr(Calls, "merge", lost)
         with pytest.raises(RoutedMergeError, match="no answer"):
             sinks(fleet.batch(event("orders", 2), event("customers", 2)), 1)
 

@@ -104,10 +104,10 @@ def base(spark: SparkSession, bases: Mapping[str, Path]) -> Path:
     return folder
 
 
-FIRST_BATCH = ("before quarantine_invalid", "inside remember_deletes")
-BEFORE_COMMIT = ("after quarantine_invalid", "after remember_deletes")
-AFTER_COMMIT = ("after merge", "after recheck", "after forget_revived")
-SNAPSHOT = ("snapshot after prepare_target", "snapshot inside merge", "snapshot after merge")
+FIRST_BATCH = ("before quarantine_events", "inside remember_deletes")
+BEFORE_COMMIT = ("after quarantine_events", "after remember_deletes")
+AFTER_COMMIT = ("after commit", "after recheck", "after forget_revived")
+SNAPSHOT = ("snapshot after prepare_target", "snapshot inside commit", "snapshot after commit")
 """With its properties on the table; compared with the table; committed."""
 
 
@@ -229,7 +229,7 @@ def test_a_crash_after_the_target_commit_does_not_skip_the_steps_after_it(
     """A batch found applied still undoes what a rival's delete refuses, and still forgets revived deletes."""
     table = died(boundary)
     interrupted = state(spark, table)
-    assert ((6, 30, "raced") not in interrupted.rows) == (boundary != "after merge")
+    assert ((6, 30, "raced") not in interrupted.rows) == (boundary != "after commit")
     assert ((2, (20,), True) in interrupted.remembered) == (boundary == "after forget_revived")
 
     again = deliver(spark, table, 1)
@@ -260,11 +260,11 @@ LEDGERS = {
 @pytest.mark.parametrize(
     ("shape", "boundary"),
     [
-        ("clauses", "after quarantine_invalid"),
-        ("clauses", "after merge"),
-        ("insert-only", "before quarantine_invalid"),
-        ("insert-only", "after quarantine_invalid"),
-        ("insert-only", "after merge"),
+        ("clauses", "after quarantine_events"),
+        ("clauses", "after commit"),
+        ("insert-only", "before quarantine_events"),
+        ("insert-only", "after quarantine_events"),
+        ("insert-only", "after commit"),
     ],
 )
 def test_a_crash_of_another_shape_is_as_if_each_batch_had_run_once(
@@ -275,7 +275,7 @@ def test_a_crash_of_another_shape_is_as_if_each_batch_had_run_once(
     The clauses would tell: to append to a name twice, or to count an update that changed nothing, is not the same.
     """
     table, once = died(boundary, shape), tmp_path / "table"
-    interrupted, committed = target_rows(spark, str(table)), boundary == "after merge"
+    interrupted, committed = target_rows(spark, str(table)), boundary == "after commit"
     if boundary in FIRST_BATCH:
         assert interrupted == []
         assert deliver(spark, table, 0, shape).outcome == "committed"
@@ -296,7 +296,7 @@ def test_a_crash_inside_of_a_snapshot_leaves_the_table_as_it_was_or_as_the_snaps
     spark: SparkSession, died: Callable[..., Path], boundary: str
 ):
     """Delivered again it becomes the snapshot by one commit, without a row that stays as it is; once more, by none."""
-    table, is_committed = died(boundary), boundary == "snapshot after merge"
+    table, is_committed = died(boundary), boundary == "snapshot after commit"
     before = [(1, 10, "one"), (2, 10, "two"), (3, 10, "three"), (4, 10, "four")]
     after = [(1, 10, "one"), (2, 20, "two again"), (5, 20, "five")]
     assert target_rows(spark, str(table)) == (after if is_committed else before)

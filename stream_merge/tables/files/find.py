@@ -148,10 +148,10 @@ def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructTy
         ):
             keep = live[first : first + batch.num_rows]
             first += batch.num_rows
-            rows = batch if keep.all() else batch.filter(pa.array(keep))
-            columns = (pa.chunked_array([rows.column(name)]) for name in names)
+            columns = (pa.chunked_array([batch.column(name)]) for name in names)
             read = dict(zip((field.name for field in stored), columns, strict=True))
-            yield pa.table(_columns(read, schema, candidate, rows.num_rows))
+            rows = pa.table(_columns(read, schema, candidate, batch.num_rows))
+            yield rows if keep.all() else rows.filter(keep)  # Arrow (26) cannot filter views, as delta-rs writes them
 
 
 def _stored_fields(schema: StructType, file: Candidate) -> list[StructField]:
