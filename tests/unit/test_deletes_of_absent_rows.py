@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from on_read_target import Target, events
+from driver_target import Target, events
 
 from stream_merge.engines.base import CommitTag
 from stream_merge.model.results import Mode

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from on_read_target import LONG, TEXT, Target
+from driver_target import LONG, TEXT, Target
 from pyspark.sql.types import DataType, DoubleType, MapType, StructField, StructType
 
 from stream_merge import ConfigError

@@ -115,12 +115,12 @@ def recorded_obstacle(snapshot: TableSnapshot) -> Ineligible | None:
 
 def layout_obstacle(layout: Layout) -> Ineligible | None:
     """Why the driver may not merge batches of a layout; computed once per layout."""
-    return layout.once("ineligible_on_read", lambda: _layout_obstacle(layout))
+    return layout.once("layout_obstacle", lambda: _layout_obstacle(layout))
 
 
 def keys_obstacle(layout: Layout) -> Ineligible | None:
     """Why the driver may not write tombstones of a layout, which have keys and sequences only."""
-    return layout.once("ineligible_keys", lambda: _columns_obstacle(_key_columns(layout)))
+    return layout.once("keys_obstacle", lambda: _columns_obstacle(_key_columns(layout)))
 
 
 def clauses_obstacle(clauses: Iterable[Clause]) -> Ineligible | None:

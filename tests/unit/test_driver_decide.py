@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from delta_log import live_rows
 from deltalake import DeltaTable
-from on_read_target import ARROW, COLUMNS, EVENTS, LONG, SCHEMA, SPEC, Row, Target, events, layout, tuples
+from driver_target import ARROW, COLUMNS, EVENTS, LONG, SCHEMA, SPEC, Row, Target, events, layout, tuples
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from stream_merge.engines.base import CommitTag, MergeReport

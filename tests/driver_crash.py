@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from on_read_target import events, merger
+from driver_target import events, merger
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.driver import compact

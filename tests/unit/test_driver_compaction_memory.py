@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from on_read_target import Target
+from driver_target import Target
 
 from stream_merge.engines.driver import compact as module
 from stream_merge.engines.driver.compact import compact

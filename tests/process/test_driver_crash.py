@@ -17,8 +17,8 @@ import pytest
 from delta_log import check_table, live_rows
 from delta_log_files import vector_file
 from deltalake import DeltaTable, QueryBuilder
-from on_read_crash import APP_ID, BOUNDARIES, COMPACTION, MERGE, deliver, killed, put_together
-from on_read_target import COLUMNS, Target, events, tuples
+from driver_crash import APP_ID, BOUNDARIES, COMPACTION, MERGE, deliver, killed, put_together
+from driver_target import COLUMNS, Target, events, tuples
 from pyspark.sql import SparkSession
 
 from stream_merge.model.results import Mode
