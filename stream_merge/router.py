@@ -35,8 +35,8 @@ from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.jvm import expect_classic, in_session
 from stream_merge.spark.streaming import Caller, caller_named, is_stopping
 from stream_merge.spark.versions import for_thread
-from stream_merge.tables import retry
-from stream_merge.tables.delivery import fingerprint
+from stream_merge.tables import backoff
+from stream_merge.tables.applied_batches import fingerprint
 from stream_merge.tables.side import quarantine
 from stream_merge.tables.side.side_table import SideCommit
 
@@ -259,7 +259,7 @@ class MergeSinks:
             commit=SideCommit(
                 app_id=who.app_id("quarantine-unrouted", about=self._name),
                 batch_id=batch_id,
-                run=lambda attempt: retry.run(attempt, RetryPolicy(), sleep=time.sleep),
+                run=lambda attempt: backoff.run(attempt, RetryPolicy(), sleep=time.sleep),
                 fingerprint=fingerprint(who, batch_id, session),
                 user=routed.sparkSession.conf.get(USER_METADATA_CONF, None),
             ),

@@ -15,7 +15,7 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
 from stream_merge.tables.log.handle import LogHandle
-from stream_merge.tables.side.judging import Hits
+from stream_merge.tables.side.late_events import Hits
 from stream_merge.tables.side.tombstones import Tombstones
 from stream_merge.tables.table import Tables
 

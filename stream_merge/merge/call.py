@@ -19,12 +19,12 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.matching import Layouts
+from stream_merge.shapes.layouts import Layouts
 from stream_merge.spark.streaming import Caller
-from stream_merge.tables.delivery import Delivery
+from stream_merge.tables.applied_batches import Delivery
 from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.maintenance import MaintenancePlan
-from stream_merge.tables.side.judging import Hits
+from stream_merge.tables.side.late_events import Hits
 from stream_merge.tables.table import Tables
 
 

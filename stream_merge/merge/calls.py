@@ -31,7 +31,7 @@ from stream_merge.model.snapshot import is_applied
 from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import target_filter as filters
-from stream_merge.shapes.matching import Layouts
+from stream_merge.shapes.layouts import Layouts
 from stream_merge.spark.confs import (
     APP_ID_CONF,
     BATCH_ID_CONF,
@@ -43,8 +43,8 @@ from stream_merge.spark.confs import (
 from stream_merge.spark.errors import reason, spark_errors_unlogged
 from stream_merge.spark.jvm import expect_classic, in_session, owned_session, same_session
 from stream_merge.spark.streaming import Caller, caller
-from stream_merge.tables import locks, retry
-from stream_merge.tables.delivery import Noted, fingerprint, query_delivery
+from stream_merge.tables import backoff, locks
+from stream_merge.tables.applied_batches import Noted, fingerprint, query_delivery
 from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.maintenance import MaintenancePlan, worse
 from stream_merge.tables.side import quarantine
@@ -324,7 +324,7 @@ class Calls:
         return SideCommit(
             app_id=who.app_id("quarantine-broken", about=self.spec.target.plain),
             batch_id=batch_id,
-            run=lambda attempt: retry.run(attempt, self.spec.retry, sleep=self.sleep),
+            run=lambda attempt: backoff.run(attempt, self.spec.retry, sleep=self.sleep),
             fingerprint=fingerprint(who, batch_id, self._session.of(batch_df)),
             user=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
         )

@@ -17,7 +17,7 @@ from stream_merge.engines.spark.commit import SparkCommits, add_filled, record
 from stream_merge.errors import MergeFailedError
 from stream_merge.merge import commit_outcome
 from stream_merge.merge.call import BatchCall, Merged
-from stream_merge.merge.ledger import landed_as
+from stream_merge.merge.event_fates import landed_as
 from stream_merge.merge.plan import Plan, on_spark, replan, with_tombstones
 from stream_merge.model import names
 from stream_merge.model.logs import tell
@@ -26,7 +26,7 @@ from stream_merge.shapes import target_filter
 from stream_merge.shapes.batch import Batch
 from stream_merge.spark.errors import reason
 from stream_merge.tables import spark_table
-from stream_merge.tables.side.judging import Hits
+from stream_merge.tables.side.late_events import Hits
 from stream_merge.tables.side.tombstones import Tombstones
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from stream_merge.engines.base import Commits, CommitTag, MergeReport
 from stream_merge.errors import CommitStateUnknownError, MergeFailedError, StreamMergeError
 from stream_merge.model.snapshot import is_applied
 from stream_merge.spark.errors import reason
-from stream_merge.tables import retry
+from stream_merge.tables import backoff
 
 
 def landed(commits: Commits, tag: CommitTag, *, since: int) -> MergeReport | None:
@@ -45,8 +45,8 @@ def decide(
     if isinstance(error, StreamMergeError):
         raise error
     remedy = {"remedy": _REPAIR} if is_repair else {}
-    lost = retry.conflict(error, target=target, batch_id=tag.batch_id, **remedy)
-    if lost is not None and retry.CONFLICT_KINDS[lost.conflict] is retry.ConflictKind.RETRY:
+    lost = backoff.conflict(error, target=target, batch_id=tag.batch_id, **remedy)
+    if lost is not None and backoff.CONFLICT_KINDS[lost.conflict] is backoff.ConflictKind.RETRY:
         raise lost from error
     try:
         report = landed(commits, tag, since=since)

@@ -12,7 +12,7 @@ from stream_merge.engines.choose import without_work
 from stream_merge.errors import ConfigError, MergeFailedError, StreamMergeError, located
 from stream_merge.merge.call import BatchCall, Done
 from stream_merge.merge.clock import Observed, PhaseClock
-from stream_merge.merge.ledger import all_reasons, settle
+from stream_merge.merge.event_fates import all_reasons, settle
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FailedBatch, MergeResult, Outcome

@@ -12,7 +12,7 @@ from stream_merge.merge.clock import PhaseClock
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.results import EventCounts
 from stream_merge.model.settings import RetryPolicy
-from stream_merge.tables import retry
+from stream_merge.tables import backoff
 
 T = TypeVar("T")
 Ledger = tuple[EventCounts, Mapping[str, int]]
@@ -49,7 +49,7 @@ class Retrying:
     def run(self, attempt: Callable[[int], T]) -> T:
         """Run an attempt, which gets its number, until it wins or the policy is exhausted."""
         try:
-            return retry.run(attempt, self.policy, sleep=self._wait, on_conflict=self._lost)
+            return backoff.run(attempt, self.policy, sleep=self._wait, on_conflict=self._lost)
         except CommitConflictError:
             self.metrics.exhausted(self.query, self.target)
             raise

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from stream_merge.errors import ContractError
 from stream_merge.merge.call import BatchCall, Prepared
-from stream_merge.merge.ledger import all_reasons
+from stream_merge.merge.event_fates import all_reasons
 from stream_merge.model import names
 from stream_merge.model.results import UNDECODABLE
 from stream_merge.model.settings import MergeSpec

@@ -15,7 +15,7 @@ from stream_merge.model.snapshot import FEED_PROPERTY, VECTORS_PROPERTY, TableSn
 from stream_merge.shapes import finder, shape_of, target_filter, widening
 from stream_merge.shapes.base import filled_as
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.matching import plan_layout
+from stream_merge.shapes.layouts import plan_layout
 from stream_merge.spark import columns, object_stores, places
 from stream_merge.spark.jvm import zones
 from stream_merge.spark.log_store import remedy

@@ -16,7 +16,7 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark import log_store
 from stream_merge.spark.hadoop_files import read_text
 from stream_merge.spark.object_stores import may_lose_commits
-from stream_merge.tables.delivery import Delivery
+from stream_merge.tables.applied_batches import Delivery
 
 log = logging.getLogger(__name__)
 

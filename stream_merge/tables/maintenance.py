@@ -19,8 +19,8 @@ from stream_merge.spark import places
 from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS, WHOLE_READS, holding
 from stream_merge.spark.delta import silent
 from stream_merge.spark.errors import reason
-from stream_merge.tables import locks, retry, spark_table
-from stream_merge.tables.files.compaction import MOST_DELETED_SHARE
+from stream_merge.tables import backoff, locks, spark_table
+from stream_merge.tables.files.compaction_choice import MOST_DELETED_SHARE
 from stream_merge.tables.side import location as side_location
 from stream_merge.tables.spark_table import delta_table, find, named_location, newest
 
@@ -138,7 +138,7 @@ def _guarded(
     try:
         return MaintenanceRun(outcome="nothing") if find(session, table) is None else part(session, table)
     except Exception as err:
-        lost = retry.conflict_class(err)
+        lost = backoff.conflict_class(err)
         return MaintenanceRun(outcome="failed" if lost is None else "lost", detail=reason(err))
 
 

@@ -11,8 +11,8 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import SparkSession
 
-from stream_merge.tables import retry
-from stream_merge.tables.retry import conflict, conflict_class
+from stream_merge.tables import backoff
+from stream_merge.tables.backoff import conflict, conflict_class
 
 UMBRELLA = "DeltaConcurrentModificationException"  # abstract in Java
 CLASSES = [
@@ -37,8 +37,8 @@ def test_every_conflict_code_of_this_delta_release_is_known(spark: SparkSession)
         code for code in delta_codes if code.startswith("DELTA_CONCURRENT_") or code.endswith(("METADATA_CHANGED",))
     }
 
-    assert about_concurrency - set(retry._BY_CODE) == set()
-    assert set(retry._BY_CODE) - delta_codes == set()
+    assert about_concurrency - set(backoff._BY_CODE) == set()
+    assert set(backoff._BY_CODE) - delta_codes == set()
 
 
 def java(spark: SparkSession) -> Any:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from since import NEW_FIELDS, since
 
 from stream_merge import ConfigError, MergeFailedError
-from stream_merge.shapes import matching
+from stream_merge.shapes import layouts
 
 pytestmark = pytest.mark.engines("auto", "spark", "rewrite", "random")
 
@@ -300,7 +300,7 @@ def test_no_field_is_added_where_a_null_struct_would_become_one_of_nulls(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):
     """As Delta does it beside Spark 3.5, in rows that no event concerns, too; new columns are added as ever."""
-    monkeypatch.setattr(matching, "KEEPS_NULL_STRUCTS", False)
+    monkeypatch.setattr(layouts, "KEEPS_NULL_STRUCTS", False)
     stream = ChangeStream(spark, tmp_table, NARROW, keys="id", sequence_by="lsn", schema_evolution=True)
     stream.deliver((1, 1, (1,), [(1,)]), (2, 1, None, []))
     before = stream.data_changes()

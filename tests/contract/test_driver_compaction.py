@@ -17,7 +17,8 @@ from pyspark.sql import SparkSession
 from stream_merge import MergeMetrics, MergeResult
 from stream_merge.engines.driver import compact
 from stream_merge.model.results import ReadDebt
-from stream_merge.tables.files import commit, compaction
+from stream_merge.tables.files import commit
+from stream_merge.tables.files.compaction_choice import TOGETHER
 from stream_merge.testing import batch, change_rows, target_rows
 
 SCHEMA = "id bigint, lsn bigint, op string, name string"
@@ -65,17 +66,17 @@ class Table:
 def test_small_files_become_one_and_the_stream_goes_on(spark: SparkSession, tmp_table: str):
     """In a commit that changes no data: nothing of it is in the change feed."""
     table = Table(spark, tmp_table)
-    results = [table.merge(number, number + 1, 100) for number in range(2 * compaction.TOGETHER)]
+    results = [table.merge(number, number + 1, 100) for number in range(2 * TOGETHER)]
     rounds = [result.maintenance for result in results]
 
-    grown = [ReadDebt(rows=3 * n + 3, deleted_rows=2 * n, awaiting_files=0) for n in range(compaction.TOGETHER - 1)]
-    assert [result.read_debt for result in results[: compaction.TOGETHER]] == [
+    grown = [ReadDebt(rows=3 * n + 3, deleted_rows=2 * n, awaiting_files=0) for n in range(TOGETHER - 1)]
+    assert [result.read_debt for result in results[:TOGETHER]] == [
         *grown,
-        ReadDebt(rows=compaction.TOGETHER + 2, deleted_rows=0, awaiting_files=0),
+        ReadDebt(rows=TOGETHER + 2, deleted_rows=0, awaiting_files=0),
     ]
     done = [one for one in rounds if one is not None]
-    assert [(one.outcome, one.removed_files, one.added_files) for one in done] == [("done", compaction.TOGETHER, 1)] * 2
-    assert table.files() < compaction.TOGETHER
+    assert [(one.outcome, one.removed_files, one.added_files) for one in done] == [("done", TOGETHER, 1)] * 2
+    assert table.files() < TOGETHER
     table.expect_rows()
     table.merge(3, 100)
     table.expect_rows()
@@ -86,12 +87,15 @@ def test_small_files_become_one_and_the_stream_goes_on(spark: SparkSession, tmp_
 def test_a_table_that_forbids_it_is_left_alone(spark: SparkSession, tmp_table: str):
     table = Table(spark, tmp_table, **{compact.AUTO_COMPACT_PROPERTY: "false"})
 
-    results = [table.merge(number) for number in range(compaction.TOGETHER + 1)]
+    results = [table.merge(number) for number in range(TOGETHER + 1)]
 
     assert {result.maintenance for result in results} == {None}
     awaiting = [result.read_debt.awaiting_files for result in results if result.read_debt is not None]
-    assert awaiting == [0] * (compaction.TOGETHER - 1) + [compaction.TOGETHER, compaction.TOGETHER + 1]
-    assert table.files() > compaction.TOGETHER
+    assert awaiting == [0] * (TOGETHER - 1) + [
+        TOGETHER,
+        TOGETHER + 1,
+    ]
+    assert table.files() > TOGETHER
 
 
 def test_files_whose_rows_there_is_no_memory_for_are_left_alone(
@@ -100,28 +104,28 @@ def test_files_whose_rows_there_is_no_memory_for_are_left_alone(
     """And put together a few at a time where there is room for some."""
     room = 1_000_000
     table = Table(spark, tmp_table, driver_memory_bytes=compact.BASE_BYTES + room)
-    for number in range(compaction.TOGETHER - 1):
+    for number in range(TOGETHER - 1):
         table.merge(number)
     file = next(Path(tmp_table).glob("on-read-*.parquet"))
     file_bytes = pq.ParquetFile(file).metadata.row_group(0).total_byte_size
 
     monkeypatch.setattr(compact, "_COPIES", room)
-    held = table.merge(compaction.TOGETHER)
+    held = table.merge(TOGETHER)
     assert held.maintenance is not None
     assert held.maintenance.outcome == "no_memory"
     assert held.read_debt is not None
-    assert held.read_debt.awaiting_files == compaction.TOGETHER
-    monkeypatch.setattr(compact, "_COPIES", room / file_bytes / compaction.TOGETHER * 1.5)
-    some = table.merge(compaction.TOGETHER + 1).maintenance
+    assert held.read_debt.awaiting_files == TOGETHER
+    monkeypatch.setattr(compact, "_COPIES", room / file_bytes / TOGETHER * 1.5)
+    some = table.merge(TOGETHER + 1).maintenance
     assert some is not None
-    assert (some.outcome, some.removed_files, some.added_files) == ("done", (compaction.TOGETHER + 1) // 2, 1)
+    assert (some.outcome, some.removed_files, some.added_files) == ("done", (TOGETHER + 1) // 2, 1)
     table.expect_rows()
 
 
 def test_another_writer_wins(spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch):
     """The round leaves no file behind, and a later one does its work."""
     table = Table(spark, tmp_table)
-    for number in range(compaction.TOGETHER - 1):
+    for number in range(TOGETHER - 1):
         table.merge(number)
     written = compact._written
 

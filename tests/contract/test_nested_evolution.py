@@ -12,7 +12,7 @@ from since import NEW_FIELDS, before
 from stream_merge import ConfigError
 from stream_merge.model.names import SEQUENCE_COLUMN
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes.matching import plan_layout
+from stream_merge.shapes.layouts import plan_layout
 from stream_merge.spark.versions import from_ddl
 
 NARROW = "id bigint, lsn bigint, s struct<a:int>, l array<struct<a:int>>"

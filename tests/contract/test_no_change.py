@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.shapes import surely_changes
-from stream_merge.shapes.matching import plan_layout
+from stream_merge.shapes.layouts import plan_layout
 from stream_merge.shapes.surely_changes import GreatestSequence
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.testing import batch, run

@@ -38,7 +38,7 @@ from stream_merge.shapes import (
     when_not_matched_by_source,
 )
 from stream_merge.shapes.clause_builders import Then
-from stream_merge.shapes.matching import Layouts
+from stream_merge.shapes.layouts import Layouts
 from stream_merge.spark.versions import from_ddl
 from stream_merge.testing import batch, change_rows, run, target_rows
 

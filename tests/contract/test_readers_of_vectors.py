@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
 from stream_merge import MergeMetrics
-from stream_merge.tables.files.compaction import TOGETHER
+from stream_merge.tables.files.compaction_choice import TOGETHER
 from stream_merge.testing import batch, change_rows, run, target_rows
 
 COLUMNS = {

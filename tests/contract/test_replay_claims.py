@@ -23,8 +23,9 @@ from stream_merge.jobs.files.run import replay_quarantine
 from stream_merge.merge import commit as committing
 from stream_merge.merge import steps
 from stream_merge.shapes import Changes, Clauses, when_matched, when_not_matched
-from stream_merge.tables import replay_claims, spark_table
-from stream_merge.tables.replay_claims import Claims, Unfinished
+from stream_merge.tables import spark_table
+from stream_merge.tables.side import replay_claims
+from stream_merge.tables.side.replay_claims import Claims, Unfinished
 from stream_merge.testing import batch, target_rows
 from stream_merge.testing import run as run_batch
 

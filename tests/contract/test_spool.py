@@ -25,7 +25,7 @@ from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.source_batch import AtHand
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
-from stream_merge.shapes.matching import plan_layout
+from stream_merge.shapes.layouts import plan_layout
 from stream_merge.sources.decode.arrow_files import Spool, spooled
 from stream_merge.sources.decode.decoding import Decoder, events
 from stream_merge.sources.decode.events import PLACE

@@ -14,12 +14,12 @@ from topic_job import TopicJob
 
 from stream_merge import ConfigError, MergeSink
 from stream_merge.jobs.kafka import control
+from stream_merge.jobs.kafka.lineage import Origin
 from stream_merge.jobs.kafka.ordering import Placing
-from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.run import Job
 from stream_merge.tables import locks
-from stream_merge.tables.replay_claims import Claims
+from stream_merge.tables.side.replay_claims import Claims
 from stream_merge.testing import change_rows, target_rows
 
 

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.model.results import Mode
 from stream_merge.spark.confs import holding
-from stream_merge.tables.files.compaction import TOGETHER
+from stream_merge.tables.files.compaction_choice import TOGETHER
 from stream_merge.testing import change_rows, target_rows
 
 BEFORE = [(1, 4, "uno"), (3, 3, "three"), (4, 3, "four"), (5, 3, "five"), (9, 4, "nine")]

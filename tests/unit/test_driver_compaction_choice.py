@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stream_merge.tables.files.compaction import MOST_BYTES, SMALL_BYTES, TOGETHER, Stored, rounds
+from stream_merge.tables.files.compaction_choice import MOST_BYTES, SMALL_BYTES, TOGETHER, Stored, rounds
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -10,7 +10,7 @@ from driver_target import Target
 from stream_merge.engines.driver import compact as module
 from stream_merge.engines.driver.compact import compact
 from stream_merge.engines.memory import BASE_BYTES
-from stream_merge.tables.files.compaction import TOGETHER
+from stream_merge.tables.files.compaction_choice import TOGETHER
 from stream_merge.tables.log.handle import open_table
 
 ROWS, TEXT = 5_000, "x" * 2_000

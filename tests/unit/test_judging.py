@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.types import StructField, StructType
 
 from stream_merge.model import names
-from stream_merge.tables.side.judging import Hits, judge, overtaking, paired, paired_rows, standing
+from stream_merge.tables.side.late_events import Hits, judge, overtaking, paired, paired_rows, standing
 
 SEQUENCE = pa.struct([pa.field("c1", pa.int32()), pa.field("c2", pa.struct([pa.field("a", pa.int64())]))])
 TYPES = StructType([StructField("id", StructType()), StructField(names.SEQUENCE_COLUMN, StructType())])

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from stream_merge.engines.base import MergeReport
-from stream_merge.merge.ledger import settle
+from stream_merge.merge.event_fates import settle
 from stream_merge.model.results import FATES, EventCounts
 from stream_merge.shapes.batch import Batch
 

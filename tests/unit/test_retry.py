@@ -10,8 +10,8 @@ import pytest
 
 from stream_merge import CommitConflictError, ConfigError, MergeFailedError, RetryPolicy
 from stream_merge.model.results import CONFLICTS
-from stream_merge.tables import retry
-from stream_merge.tables.retry import CONFLICT_KINDS, ConflictKind, conflict, conflict_class
+from stream_merge.tables import backoff
+from stream_merge.tables.backoff import CONFLICT_KINDS, ConflictKind, conflict, conflict_class
 
 QUICK = RetryPolicy(backoff_initial_seconds=0.2, backoff_max_seconds=15.0, backoff_jitter_seconds=0.0)
 
@@ -179,14 +179,14 @@ def test_the_error_of_a_conflict_names_table_batch_class_and_remedy():
 def test_the_first_attempt_is_not_a_retry(clock):
     conflicts: list[CommitConflictError] = []
 
-    won = retry.run(losing(0), QUICK, sleep=clock.sleep, on_conflict=conflicts.append)
+    won = backoff.run(losing(0), QUICK, sleep=clock.sleep, on_conflict=conflicts.append)
 
     assert won == "won attempt 1"
     assert (clock.waits, conflicts) == ([], [])
 
 
 def test_backoff_doubles_from_the_first_wait(clock):
-    won = retry.run(losing(4), QUICK, sleep=clock.sleep)
+    won = backoff.run(losing(4), QUICK, sleep=clock.sleep)
 
     assert won == "won attempt 5"
     assert clock.waits == [0.2, 0.4, 0.8, 1.6]
@@ -195,7 +195,7 @@ def test_backoff_doubles_from_the_first_wait(clock):
 def test_backoff_ends_at_its_longest_wait(clock):
     policy = RetryPolicy(attempts=8, backoff_initial_seconds=4.0, backoff_max_seconds=15.0, backoff_jitter_seconds=0.0)
 
-    retry.run(losing(5), policy, sleep=clock.sleep)
+    backoff.run(losing(5), policy, sleep=clock.sleep)
 
     assert clock.waits == [4.0, 8.0, 15.0, 15.0, 15.0]
 
@@ -204,7 +204,7 @@ def test_jitter_is_added_to_the_wait(clock):
     """Two writers that lost to each other must not meet again."""
     policy = RetryPolicy(attempts=40, budget_seconds=1e6, backoff_initial_seconds=1.0, backoff_max_seconds=1.0)
 
-    retry.run(losing(39), policy, sleep=clock.sleep)
+    backoff.run(losing(39), policy, sleep=clock.sleep)
 
     assert all(1.0 <= wait <= 2.0 for wait in clock.waits)
     assert len(set(clock.waits)) > 30
@@ -220,7 +220,7 @@ def test_exhausted_attempts_raise_the_last_conflict_with_what_was_spent(clock):
         raise raised[-1]
 
     with pytest.raises(CommitConflictError) as caught:
-        retry.run(attempt, policy, sleep=clock.sleep)
+        backoff.run(attempt, policy, sleep=clock.sleep)
 
     assert caught.value is raised[2]
     assert (caught.value.attempts, caught.value.seconds) == (3, 31.5)
@@ -242,7 +242,7 @@ def test_no_attempt_starts_after_the_budget(clock):
         raise lost()
 
     with pytest.raises(CommitConflictError) as caught:
-        retry.run(attempt, policy, sleep=clock.sleep)
+        backoff.run(attempt, policy, sleep=clock.sleep)
 
     assert starts == [0, 12, 26]
     assert (caught.value.attempts, caught.value.seconds) == (3, 36.0)
@@ -251,7 +251,7 @@ def test_no_attempt_starts_after_the_budget(clock):
 @pytest.mark.parametrize("policy", [RetryPolicy(attempts=1), RetryPolicy(budget_seconds=0)])
 def test_without_attempts_or_budget_left_the_first_conflict_is_the_last(clock, policy):
     with pytest.raises(CommitConflictError) as caught:
-        retry.run(losing(9), policy, sleep=clock.sleep)
+        backoff.run(losing(9), policy, sleep=clock.sleep)
 
     assert caught.value.attempts == 1
     assert clock.waits == []
@@ -264,7 +264,7 @@ def test_every_lost_attempt_is_told_once_the_last_one_included(clock):
         told.append(error.attempts)
 
     with pytest.raises(CommitConflictError):
-        retry.run(losing(9), RetryPolicy(attempts=3), sleep=clock.sleep, on_conflict=tell)
+        backoff.run(losing(9), RetryPolicy(attempts=3), sleep=clock.sleep, on_conflict=tell)
 
     assert told == [1, 2, 3]
 
@@ -276,7 +276,7 @@ def test_any_other_error_ends_it_at_once(clock):
         raise failure
 
     with pytest.raises(MergeFailedError) as caught:
-        retry.run(attempt, QUICK, sleep=clock.sleep)
+        backoff.run(attempt, QUICK, sleep=clock.sleep)
 
     assert caught.value is failure
     assert clock.waits == []
@@ -284,8 +284,8 @@ def test_any_other_error_ends_it_at_once(clock):
 
 
 def test_one_warning_is_logged_per_retry(clock, caplog):
-    with caplog.at_level(logging.WARNING, logger="stream_merge.tables.retry"):
-        retry.run(losing(2), QUICK, sleep=clock.sleep)
+    with caplog.at_level(logging.WARNING, logger="stream_merge.tables.backoff"):
+        backoff.run(losing(2), QUICK, sleep=clock.sleep)
 
     records = [record for record in caplog.records if record.event == "commit_conflict"]
     assert [(r.target, r.batch_id, r.conflict, r.attempt, r.wait_seconds) for r in records] == [

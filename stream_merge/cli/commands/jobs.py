@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from stream_merge.cli.commands import shared
 from stream_merge.cli.screens import versions
 from stream_merge.errors import ConfigError, located
-from stream_merge.jobs.kafka import control, jars, quarantined
+from stream_merge.jobs.kafka import control, jars, quarantine_queries
 from stream_merge.jobs.kafka import run as run_job
 from stream_merge.jobs.kafka.check import check as check_job
 from stream_merge.jobs.kafka.check import refuse_places
@@ -154,8 +154,8 @@ def list_quarantined(job: JobOrTable) -> None:
     """Count quarantined events by reason, topic (or file) and partition. Needs no Java."""
     with shared.errors_as_sentences():
         for query in _quarantines(job, None):
-            quarantined.show_summary(
-                query, quarantined.summary(query), quarantined.replayable(query), console=shared.OUT
+            quarantine_queries.show_summary(
+                query, quarantine_queries.summary(query), quarantine_queries.replayable(query), console=shared.OUT
             )
 
 
@@ -173,7 +173,9 @@ def show(
     """Show quarantined events with their bytes and reasons. Needs no Java."""
     with shared.errors_as_sentences():
         (one, *_) = _quarantines(job, query)
-        quarantined.show_events(quarantined.events(one, reason=reason, offset=offset, most=last), console=shared.OUT)
+        quarantine_queries.show_events(
+            quarantine_queries.events(one, reason=reason, offset=offset, most=last), console=shared.OUT
+        )
 
 
 @quarantine.command(name="replay")
@@ -263,11 +265,11 @@ def _may_exist(table: TableRef) -> bool:
     return table.local is None or table.local.exists()
 
 
-def _quarantines(job_or_table: str, name: str | None) -> Sequence[quarantined.Table]:
+def _quarantines(job_or_table: str, name: str | None) -> Sequence[quarantine_queries.Table]:
     file = Path(job_or_table)
     if file.is_file() or file.suffix in (".yaml", ".yml"):
         return _chosen(load(file), name)
-    return [quarantined.NamedTable(name=job_or_table, target=TableRef(job_or_table))]
+    return [quarantine_queries.NamedTable(name=job_or_table, target=TableRef(job_or_table))]
 
 
 def _chosen(settings: JobSettings, name: str | None) -> list[QuerySettings]:

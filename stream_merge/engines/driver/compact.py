@@ -16,7 +16,7 @@ from stream_merge.model.results import MaintenanceRun, ReadDebt, Tidied
 from stream_merge.model.snapshot import MAINTENANCE_METADATA, TableSnapshot
 from stream_merge.spark.errors import reason
 from stream_merge.tables.files import commit, vectors
-from stream_merge.tables.files.compaction import Stored, rounds
+from stream_merge.tables.files.compaction_choice import Stored, rounds
 from stream_merge.tables.files.data_file import write_data_file
 from stream_merge.tables.files.eligibility import files_obstacle, table_obstacle
 from stream_merge.tables.files.find import Candidate, live_rows

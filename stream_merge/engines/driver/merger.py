@@ -31,7 +31,7 @@ from stream_merge.tables.files.features import merge_mode
 from stream_merge.tables.files.find import Candidate, find
 from stream_merge.tables.files.table import DeadRows, TableFiles, file_sizes, table_files
 from stream_merge.tables.log.handle import LogHandle
-from stream_merge.tables.side.judging import Hits
+from stream_merge.tables.side.late_events import Hits
 
 
 class NoLongerEligibleError(RuntimeError):

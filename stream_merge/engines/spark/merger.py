@@ -21,7 +21,7 @@ from stream_merge.shapes.surely_changes import GreatestSequence, stored
 from stream_merge.spark import columns
 from stream_merge.spark.evaluate_once import held_bytes
 from stream_merge.tables import spark_table
-from stream_merge.tables.side.judging import Hits
+from stream_merge.tables.side.late_events import Hits
 from stream_merge.tables.side.tombstones import BROADCAST_EVENTS, without_refused
 from stream_merge.tables.spark_table import delta_table
 

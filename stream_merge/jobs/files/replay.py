@@ -20,8 +20,8 @@ from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import matching_paths
-from stream_merge.tables.replay_claims import query_claims
 from stream_merge.tables.side import quarantine
+from stream_merge.tables.side.replay_claims import query_claims
 
 _PLACE = ("topic", "offset", "timestamp", "raw_value")
 """Fields of the origin that identify a quarantined record."""

@@ -37,7 +37,7 @@ from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.spark.confs import WHOLE_READS, holding
 from stream_merge.spark.hadoop_files import GLOB
 from stream_merge.tables import fitness, locks, spark_table
-from stream_merge.tables.delivery import expect_same_table
+from stream_merge.tables.applied_batches import expect_same_table
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.events import SOURCE_COLUMNS, change_events, change_events_at_hand
 from stream_merge.jobs.kafka.exit_codes import is_outage
 from stream_merge.jobs.kafka.lag import Progress
+from stream_merge.jobs.kafka.lineage import Origin
 from stream_merge.jobs.kafka.newest_records import Records, newest
 from stream_merge.jobs.kafka.ordering import DELETE, POSITION_COMPONENTS, SEQUENCE
-from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.shapes import shape_from_settings
 from stream_merge.model import names
@@ -39,8 +39,8 @@ from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.spark.jvm import owned_session
 from stream_merge.spark.streaming import caller_named
 from stream_merge.tables import spark_table
-from stream_merge.tables.replay_claims import UNFINISHED, query_claims
 from stream_merge.tables.side import quarantine
+from stream_merge.tables.side.replay_claims import UNFINISHED, query_claims
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from stream_merge.spark import columns
 from stream_merge.spark.memory import shares
 from stream_merge.spark.places import not_writable, permission_problems
 from stream_merge.spark.preflight import occupied
-from stream_merge.tables.delivery import expect_same_table
+from stream_merge.tables.applied_batches import expect_same_table
 from stream_merge.tables.explain import find
 from stream_merge.tables.fitness import keys_problem
 

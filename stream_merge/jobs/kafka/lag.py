@@ -1,4 +1,4 @@
-"""Where a job stands: asked of the broker also while a batch runs, and written where lag tools look."""
+"""The lag of each query, read from the broker also while a batch runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kafka.errors import KafkaError
-
 from stream_merge.jobs.kafka.batch_offsets import Ranges
+from stream_merge.jobs.kafka.consumer_groups import FAILURES, ConsumerGroup
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.metrics.catalogue import (
     CERTIFICATE_EXPIRY,
@@ -36,14 +35,8 @@ from stream_merge.sources.kafka.connection import Cluster, Offsets, TopicState, 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
-_RENEW_SECONDS = 600.0
-"""A group without members is forgotten by the broker after `offsets.retention.minutes`, a week by default."""
-_REFUSED_SECONDS = 60.0
-"""Until offsets are mirrored again that could not be: a missing ACL is not there two seconds later either."""
 _ASK_AGAIN_SECONDS = 15.0
 """Until topics are asked for again that were not described."""
-_FAILURES = (KafkaError, OSError, TimeoutError)
-"""Of a broker that is away, or refuses."""
 
 
 @dataclass(kw_only=True)
@@ -72,10 +65,6 @@ class Progress:
     """When the broker, which is there, did not describe the query's topics; None: it does, or nobody has asked."""
     may_have_gaps: frozenset[str] | None = None
     """Topics whose offsets need not all have a record; None: nobody knows, so there is no alarm."""
-    mirrored: dict[tuple[str, int], int] = field(default_factory=dict)
-    mirrored_at: float = 0.0
-    mirror_failed_at: float | None = None
-    """None: the offsets could be mirrored, or nobody has tried."""
 
     def begin(self) -> None:
         """Let the series exist, and the query run: a run before this one in the process may have failed."""
@@ -202,6 +191,7 @@ class Lookout:
         self._progress = list(progress)
         self._certificates = dict(certificates or {})
         self._now = now
+        self._groups = {one.query: ConsumerGroup(name=one.group) for one in self._progress if one.group is not None}
         self._over = threading.Event()
         self._away_since: float | None = None
         self._has_stumbled = False
@@ -263,7 +253,7 @@ class Lookout:
             return
         try:
             topics = self._cluster.topics(sorted({topic for progress in together for topic in progress.topics}))
-        except _FAILURES:
+        except FAILURES:
             if self._over.is_set() or not self._is_there():
                 return
             alone = [*together, *alone]
@@ -273,7 +263,7 @@ class Lookout:
         for progress in alone:
             try:
                 topics = self._cluster.topics(progress.topics)
-            except _FAILURES as err:
+            except FAILURES as err:
                 if not self._is_there():
                     return
                 self._not_answered(progress, err)
@@ -288,7 +278,11 @@ class Lookout:
     def _answered(self, progress: Progress, topics: dict[str, TopicState]) -> None:
         progress.not_answered_at = None
         progress.seen(topics)
-        self._mirror(progress)
+        group = self._groups.get(progress.query)
+        if group is not None and not group.mirror(
+            self._cluster, progress.ends, now=self._now(), is_last=self._over.is_set()
+        ):
+            progress.mirror_failed()
 
     def _not_answered(self, progress: Progress, error: Exception) -> None:
         """Say so, once until there is an answer."""
@@ -307,7 +301,7 @@ class Lookout:
         """Whether the broker answers at all: to a question about no topic."""
         try:
             self._cluster.topics(())
-        except _FAILURES as err:
+        except FAILURES as err:
             self._is_away(err)
             return False
         self._is_back()
@@ -323,23 +317,3 @@ class Lookout:
         if self._away_since is not None:
             tell(log.warning, "broker_back", seconds=round(self._now() - self._away_since))
             self._away_since = None
-
-    def _mirror(self, progress: Progress) -> None:
-        """Write the offsets of a query's group, if they have moved; what fails is told once until it succeeds."""
-        ends = dict(progress.ends)
-        now, failed_at = self._now(), progress.mirror_failed_at
-        if progress.group is None or not ends:
-            return
-        if ends == progress.mirrored and now - progress.mirrored_at < _RENEW_SECONDS:
-            return
-        if failed_at is not None and now - failed_at < _REFUSED_SECONDS and not self._over.is_set():
-            return
-        try:
-            self._cluster.commit(progress.group, ends)
-        except _FAILURES as err:
-            if failed_at is None:
-                tell(log.warning, "offsets_not_mirrored", group=progress.group, error=type(err).__name__)
-            progress.mirror_failed_at = now
-            progress.mirror_failed()
-            return
-        progress.mirrored, progress.mirrored_at, progress.mirror_failed_at = ends, now, None

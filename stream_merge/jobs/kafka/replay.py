@@ -19,6 +19,7 @@ from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.commit_section import REPLAY_SECTION
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.events import change_events
+from stream_merge.jobs.kafka.lineage import Origin
 from stream_merge.jobs.kafka.missing_values import Known, in_sequence
 from stream_merge.jobs.kafka.ordering import (
     BY_LOG_POSITION,
@@ -30,7 +31,6 @@ from stream_merge.jobs.kafka.ordering import (
     STREAMED,
     Placing,
 )
-from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
@@ -45,8 +45,8 @@ from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 from stream_merge.spark.confs import WHOLE_READS, holding
 from stream_merge.tables import spark_table
-from stream_merge.tables.replay_claims import Unfinished, query_claims
 from stream_merge.tables.side import quarantine
+from stream_merge.tables.side.replay_claims import Unfinished, query_claims
 
 _FOLLOWED = "$followed"
 _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)

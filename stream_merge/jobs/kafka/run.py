@@ -20,8 +20,8 @@ from stream_merge.jobs.kafka.batch_offsets import Checkpoint
 from stream_merge.jobs.kafka.check import refuse_places, refuse_start_elsewhere, refuse_start_of_existing
 from stream_merge.jobs.kafka.exit_codes import Verdict, worst
 from stream_merge.jobs.kafka.lag import Lookout, Progress
+from stream_merge.jobs.kafka.lineage import Origin
 from stream_merge.jobs.kafka.query import Supervised
-from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.jobs.kafka.targets import OwnTable, Targets
@@ -37,7 +37,7 @@ from stream_merge.spark import catalog
 from stream_merge.spark.jvm import owned_session
 from stream_merge.spark.preflight import expect_workers, refuse_forgetful_catalog
 from stream_merge.tables import fitness, locks, spark_table
-from stream_merge.tables.delivery import expect_same_table
+from stream_merge.tables.applied_batches import expect_same_table
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.tables.files import vectors
 from stream_merge.tables.files.commit import Commit, ConcurrentWriteException
-from stream_merge.tables.files.compaction import Stored
+from stream_merge.tables.files.compaction_choice import Stored
 from stream_merge.tables.files.data_file import OWN_PREFIX
 from stream_merge.tables.files.find import FILE, POSITION, Candidate
 from stream_merge.tables.files.folder import CopiedFolder, Folder, Sizes

@@ -16,7 +16,7 @@ from stream_merge.errors import MergeFailedError
 from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_applied, recorded_fingerprint
 from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.errors import reason
-from stream_merge.tables import retry, spark_table
+from stream_merge.tables import backoff, spark_table
 from stream_merge.tables.files.rows import append
 from stream_merge.tables.log.handle import LogHandle
 
@@ -92,12 +92,12 @@ class SideTable(ABC, Generic[Rows]):
             try:
                 self._append(rows, commit)
             except Exception as err:
-                lost = retry.conflict(err, target=self.name, batch_id=commit.batch_id)
+                lost = backoff.conflict(err, target=self.name, batch_id=commit.batch_id)
                 if lost is None:
                     msg = f"[WRITE_FAILED] writing to {self.name!r} for batch {commit.batch_id} failed: {reason(err)}"
                     raise MergeFailedError(msg, target=self.name, batch_id=commit.batch_id) from err
-                kind = retry.CONFLICT_KINDS[lost.conflict]
-                if kind is retry.ConflictKind.LOOK_UP_FIRST and commit.app_id is not None:
+                kind = backoff.CONFLICT_KINDS[lost.conflict]
+                if kind is backoff.ConflictKind.LOOK_UP_FIRST and commit.app_id is not None:
                     # A blind append reads nothing, so only its own transaction id can be the one recorded:
                     # a twin of this call wrote the same rows, or the answer to this very commit was lost.
                     return

@@ -35,10 +35,10 @@ from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
 from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.versions import arrow_frame, arrow_table
-from stream_merge.tables import retry, spark_table
+from stream_merge.tables import backoff, spark_table
 from stream_merge.tables.files.rows import rewrite, rows, rows_with_keys
-from stream_merge.tables.side import judging
-from stream_merge.tables.side.judging import Hits
+from stream_merge.tables.side import late_events
+from stream_merge.tables.side.late_events import Hits
 from stream_merge.tables.side.side_table import DriverSideTable, Rows, SideCommit, SideTable
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class Tombstones(ABC, Generic[Rows]):
             is_cleared = sum(counts) <= TIDY_ENTRIES or 2 * max(counts, default=0) <= sum(counts)
             self._compact(clears=is_cleared, judges=sum(counts) <= MOST_CLEARED)
         except Exception as err:
-            conflict = retry.conflict_class(err)
+            conflict = backoff.conflict_class(err)
             if conflict is None:
                 raise
             tell(log.info, "side_table_tidied_later", table=self._table.name, conflict=conflict)
@@ -162,7 +162,7 @@ class Tombstones(ABC, Generic[Rows]):
         if snapshot is None or snapshot.files == 0:
             return none
         judged = [
-            judging.judge(entries, matched, pairs, version=snapshot.version, types=self._types)
+            late_events.judge(entries, matched, pairs, version=snapshot.version, types=self._types)
             for entries, matched, pairs in self._matched(events)
         ]
         return functools.reduce(Hits.__add__, judged) if judged else none
@@ -219,7 +219,7 @@ class DriverTombstones(Tombstones[pa.Table]):
         wanted = [*self._keys, names.SEQUENCE_COLUMN, names.REVIVED_COLUMN]
         entries = rows_with_keys(self._log.expected(), events, self._keys, self._batch.bounds)
         entries = self._unexpired(entries).select(wanted)
-        yield entries, events, judging.paired(entries, events, self._keys)
+        yield entries, events, late_events.paired(entries, events, self._keys)
 
     def _unexpired(self, entries: pa.Table) -> pa.Table:
         if self._oldest is None:
@@ -236,7 +236,7 @@ class DriverTombstones(Tombstones[pa.Table]):
             rewrite(handle)
             return
         entries = self._unexpired(rows(handle))
-        rewrite(handle, judging.standing(entries, self._keys) if judges else entries)
+        rewrite(handle, late_events.standing(entries, self._keys) if judges else entries)
 
 
 class SparkTombstones(Tombstones[DataFrame]):
@@ -287,7 +287,7 @@ class SparkTombstones(Tombstones[DataFrame]):
                 part = as_stored(arrow_table(rows if parts == 1 else rows.where(part_of_key == number)))
                 matched = part.select([*self._keys, _SEQUENCE, names.DELETE_COLUMN])
                 matched = matched.rename_columns([*self._keys, names.SEQUENCE_COLUMN, names.DELETE_COLUMN])
-                yield part, matched, judging.paired_rows(part, self._keys)
+                yield part, matched, late_events.paired_rows(part, self._keys)
         finally:
             release(rows)
 
@@ -305,7 +305,7 @@ class SparkTombstones(Tombstones[DataFrame]):
     def _compact(self, *, clears: bool, judges: bool) -> None:
         """Entries appended meanwhile are never lost: only what is older than an entry that was read goes."""
         if clears and judges:
-            self._delete_overtaken(judging.overtaking(as_stored(arrow_table(self._unexpired())), self._keys))
+            self._delete_overtaken(late_events.overtaking(as_stored(arrow_table(self._unexpired())), self._keys))
         if self._oldest is not None:
             spark_table.delta_table(self._session, self._table.name).delete(self._is_expired())
         self._session.sql(f"OPTIMIZE {self._table.name.sql}")
@@ -342,7 +342,7 @@ def begin(session: SparkSession, spec: MergeSpec, target_id: str, layout: Layout
             if own_log(target_id, left_over) is None:
                 _begin(session, spec, target_id, layout, left_over)
 
-    retry.commit(command, spec.retry, target=spec.tombstone_target)
+    backoff.commit(command, spec.retry, target=spec.tombstone_target)
 
 
 def _begin(
@@ -395,14 +395,14 @@ def widen_schema(
         try:
             spark_table.rewrite(spark_table.rows(session, table).to(wanted), table)
         except Exception as err:
-            if retry.conflict_class(err) is not None:
+            if backoff.conflict_class(err) is not None:
                 raise
             msg = f"[WRITE_FAILED] the types of tombstone table {table!r} cannot be widened: {reason(err)}"
             raise MergeFailedError(msg, target=table) from err
         changed = ", ".join(map(str, widening.changes(now.schema, wanted)))
         tell(log.warning, "tombstones_widened", table=table, columns=changed)
 
-    retry.commit(command, spec.retry, target=table)
+    backoff.commit(command, spec.retry, target=table)
 
 
 def _widened(spec: MergeSpec, layout: Layout, schema: StructType) -> StructType | None:

@@ -30,7 +30,7 @@ from stream_merge.model.snapshot import newest_first
 from stream_merge.model.table_ref import TableRef, canonical_folder
 from stream_merge.spark import columns
 from stream_merge.spark.confs import committed_as, holding
-from stream_merge.tables import retry, spark_table
+from stream_merge.tables import backoff, spark_table
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class Claims:
             with holding(self.session, committed_as(app_id, version, None)):
                 command()
 
-        retry.commit(command_as, RetryPolicy(), target=table)
+        backoff.commit(command_as, RetryPolicy(), target=table)
 
 
 def _replay_id(at: int) -> str:
