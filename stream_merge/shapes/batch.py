@@ -224,6 +224,8 @@ def _is_plain(source: DataFrame, layout: Layout) -> bool:
     try:
         for field in source.schema.fields:
             arrow_type(field.dataType)
+            if columns.nullable(field.dataType) != field.dataType:
+                return False  # PySpark (4.2) cannot collect a NULL struct whose fields are NOT NULL
     except (PySparkTypeError, PySparkNotImplementedError, ValueError, TypeError):
         return False
     return not any(isinstance(field.dataType, StructType) for field in layout.sequence_fields)
