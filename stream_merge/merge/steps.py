@@ -335,7 +335,7 @@ def forget_revived(call: BatchCall, plan: Plan, ready: Ready, merged: Merged) ->
 def _is_newest_recorded(call: BatchCall) -> bool:
     """Whether the target has recorded this very batch last.
 
-    Otherwise nobody knows whether its upserts were merged (`replay_claims`). A tombstone that is left does no harm; one
+    Otherwise nobody knows whether its upserts were merged. A tombstone that is left does no harm; one
     that is forgotten lets an older upsert revive its key.
     """
     target = call.tables.target.snapshot()

@@ -6,7 +6,7 @@ On Spark: what is asked is how the commits of two Delta tables stand to each oth
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,15 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from stream_merge import MergeFailedError, MergeSink
-from stream_merge.jobs.files import run
 from stream_merge.jobs.files.replay import Replayed
 from stream_merge.jobs.files.run import replay_quarantine
 from stream_merge.merge import commit as committing
 from stream_merge.merge import steps
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Changes, Clauses, when_matched, when_not_matched
-from stream_merge.tables import spark_table
+from stream_merge.tables import locks, spark_table
 from stream_merge.tables.side import replay_claims
-from stream_merge.tables.side.replay_claims import Claims, Unfinished
+from stream_merge.tables.side.replay_claims import Claims
 from stream_merge.testing import batch, target_rows
 from stream_merge.testing import run as run_batch
 
@@ -74,38 +73,36 @@ def killed(*_: Any, **__: Any) -> None:
     raise Killed
 
 
-def kill_before_the_merge(job: AddingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay has claimed its records, and that is all."""
-    with monkeypatch.context() as dying:
-        dying.setattr(MergeSink, "__call__", killed)
-        dying.setattr(Claims, "settle", lambda claims: None if claims._claimed() is None else killed())
-        with pytest.raises(Killed):
-            job.replay()
-
-
-def test_a_replay_that_is_killed_behind_its_merge_is_not_merged_again(
-    job: AddingJob, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dies", ["MergeSink.__call__", "Claims.end"])
+def test_a_replay_that_is_killed_is_finished_by_the_next_one(
+    job: AddingJob, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
+    """Before its merge or behind it; an update that adds tells a record that is merged twice."""
     with monkeypatch.context() as dying:
-        dying.setattr(Claims, "_end", killed)
+        dying.setattr(Claims, "end", killed)
+        if dies == "MergeSink.__call__":
+            dying.setattr(MergeSink, "__call__", killed)
         with pytest.raises(Killed):
             job.replay()
+    assert (job.rows(), job.marked()) == ([(1, 5 if dies == "MergeSink.__call__" else 3_000_000_005)], [True])
 
     again = job.replay()
 
     assert (again.records, job.rows(), job.marked()) == (0, [(1, 3_000_000_005)], [True])
 
 
-def test_a_replay_that_is_killed_before_its_merge_is_merged_by_the_next_one(
+def test_records_of_a_killed_replay_that_cannot_be_read_any_more_are_open_again(
     job: AddingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill_before_the_merge(job, monkeypatch)
-    assert (job.rows(), job.marked()) == ([(1, 5)], [True])
+    with monkeypatch.context() as dying:
+        dying.setattr(Claims, "end", killed)
+        dying.setattr(MergeSink, "__call__", killed)
+        with pytest.raises(Killed):
+            job.replay()
 
-    again = job.replay()
+    again = job.replay(schema="id bigint, n int")
 
-    assert (again.marked, job.rows(), job.marked()) == (1, [(1, 3_000_000_005)], [True])
-    assert job.replay().records == 0
+    assert ((again.records, again.marked), job.rows(), job.marked()) == ((1, 0), [(1, 5)], [False])
 
 
 def test_records_of_a_replay_that_fails_are_open_again(job: AddingJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +131,7 @@ def test_a_replay_beside_another_one_merges_nothing(
             places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
             claims = replay_claims.query_claims(job.spark, job.quarantine, TableRef(job.target), owner=job.checkpoint)
             assert claims is not None
-            claims._claim(places)
+            claims.claim(places)
             now = next(times)
         return now
 
@@ -145,10 +142,10 @@ def test_a_replay_beside_another_one_merges_nothing(
     assert (job.rows(), job.marked()) == ([(1, 5)], [True])
 
 
-def test_a_merge_that_is_still_under_way_when_its_claim_is_settled_fails(
+def test_two_replays_of_the_same_records_at_once_merge_them_once(
     job: AddingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process may be taken for dead where storage keeps no two of them apart; the records are merged once."""
+    """The process of the first may be taken for dead where storage keeps no two of them apart."""
     merge = MergeSink.__call__
     beside: list[Replayed] = []
 
@@ -159,76 +156,12 @@ def test_a_merge_that_is_still_under_way_when_its_claim_is_settled_fails(
         merge(sink, *args)
 
     monkeypatch.setattr(MergeSink, "__call__", late)
-    monkeypatch.setattr(run, "_alone", lambda _: nullcontext(ExitStack()))
-    with pytest.raises(MergeFailedError, match="another replay has taken records of"):
-        job.replay()
+    for lock in ("locked", "only_writer"):
+        monkeypatch.setattr(locks, lock, lambda *_: nullcontext())
 
-    assert (beside[0].marked, job.rows(), job.marked()) == (1, [(1, 3_000_000_005)], [True])
-    assert job.replay().records == 0
+    assert job.replay().marked == 1
 
-
-def test_a_merge_that_lands_right_before_its_claim_is_settled_is_not_repeated(
-    job: AddingJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the look for its id and the commit that takes it: by Delta's rules both may stand in the table."""
-    kill_before_the_merge(job, monkeypatch)
-    claims = replay_claims.query_claims(job.spark, job.quarantine, TableRef(job.target), owner=job.checkpoint)
-    assert claims is not None
-    at = claims._claimed()
-    assert at is not None
-    sink = run._sink(job.settings(schema=SCHEMA), f"replay/{at}")
-    look = Claims._fate
-
-    seen: list[object] = []
-
-    def lands_behind_the_second_look(claims: Claims, at: int) -> object:
-        seen.append(look(claims, at))
-        if len(seen) == 2:
-            run_batch(sink, batch(job.spark, SCHEMA, (1, 3_000_000_000)), 0)
-        return seen[-1]
-
-    with monkeypatch.context() as late:
-        late.setattr(Claims, "_fate", lands_behind_the_second_look)
-        left = claims.settle()
-
-    fate = replay_claims._Fate
-    assert (seen, look(claims, at)) == ([fate.OPEN, fate.OPEN, fate.LANDED_BEFORE_FENCE], fate.LANDED)
-    assert left == Unfinished(at=at)
-    again = job.replay()
-    assert (again.records, job.rows(), job.marked()) == (0, [(1, 3_000_000_005)], [True])
-
-
-@pytest.mark.parametrize("step", ["prepare", "remember_deletes"])
-def test_a_merge_that_comes_too_late_forgets_no_delete(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """Its upsert would have revived the key, and is not in the table: an older one would."""
-    job = AddingJob(spark, tmp_path)
-    changes = {"shape": Changes(), "sequence_by": ("n",), "apply_as_deletes": "gone"}
-    wide, narrow = f"{SCHEMA}, gone boolean", "id bigint, n int, gone boolean"
-    for name, schema, record in (
-        ("a", wide, '{"id": 1, "n": 5, "gone": false}'),
-        ("b", wide, '{"id": 1, "n": 10, "gone": true}'),
-        ("c", narrow, '{"id": 1, "n": 3000000000, "gone": false}'),
-    ):
-        (job.source / f"{name}.json").write_text(record + "\n")
-        job(schema=schema, **changes)
-    begun = getattr(steps, step)
-
-    def late(*args: Any) -> Any:
-        claims = replay_claims.query_claims(job.spark, job.quarantine, TableRef(job.target), owner=job.checkpoint)
-        assert claims is not None
-        claims.settle()  # as a job does that starts elsewhere
-        return begun(*args)
-
-    with monkeypatch.context() as beside:
-        beside.setattr(steps, step, late)
-        with pytest.raises(MergeFailedError, match="another replay has taken records of"):
-            job.replay(schema=wide, **changes)
-    (job.source / "d.json").write_text('{"id": 1, "n": 8, "gone": false}\n')
-    job(schema=wide, **changes)
-
-    assert (job.rows(), job.marked()) == ([], [False])
+    assert (beside[0].records, job.rows(), job.marked()) == (0, [(1, 3_000_000_005)], [True])
 
 
 def test_a_claim_is_known_by_its_checkpoint_however_it_is_spelled(job: AddingJob) -> None:
@@ -239,8 +172,8 @@ def test_a_claim_is_known_by_its_checkpoint_however_it_is_spelled(job: AddingJob
         for owner in (job.checkpoint, *spelled)
     )
     assert ours is not None
-    at = ours._claim(places)
-    assert [other and other._claimed() for other in others] == [at, at]
+    at = ours.claim(places)
+    assert [other and other.open_claim() for other in others] == [at, at]
 
 
 def test_what_a_replay_has_left_undone_is_done_by_the_next_one(
@@ -279,18 +212,16 @@ def test_replays_of_two_queries_into_one_table_leave_each_other_alone(job: Addin
     )
     assert mine is not None
     assert other is not None
-    at = mine._claim(spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value"))
+    at = mine.claim(spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value"))
 
-    other.settle()
-
-    assert (mine._claimed(), other._claimed(), job.marked()) == (at, None, [True])
+    assert (mine.open_claim(), other.open_claim(), job.marked()) == (at, None, [True])
 
 
 def test_a_replay_behind_a_claim_that_is_open_waits(job: AddingJob) -> None:
     claims = replay_claims.query_claims(job.spark, job.quarantine, TableRef(job.target), owner=job.checkpoint)
     assert claims is not None
     places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
-    claims._claim(places)
+    claims.claim(places)
 
     with pytest.raises(MergeFailedError, match="another replay has taken records of"):
-        claims._claim(places)
+        claims.claim(places)

@@ -94,13 +94,17 @@ def replay(
     claims = query_claims(session, quarantine_table, target, owner=checkpoint)
     if claims is None:
         return Replayed()
-    left = claims.settle()
+    left = claims.open_claim()
     if left is not None:
-        with claims.finishing(left):
+        with claims.merging(left):
             quarantined, files = _records(session, folder, quarantine_table, replayed_at=left.moment)
+            merged = None
             if quarantined is not None:
-                events = _decoded(quarantined, files, folder, schema, before)
-                make_sink(left.app_id)(mergeable(events), 0)
+                good = mergeable(_decoded(quarantined, files, folder, schema, before))
+                sink = make_sink(left.app_id)
+                sink(good, 0)
+                merged = _newly_merged(sink, good)
+            claims.end(left, merged=merged)
     quarantined, files = _records(session, folder, quarantine_table)
     if quarantined is None:
         return Replayed()
@@ -109,10 +113,11 @@ def replay(
     records, marked = events.count(), good.count()
     if not marked:
         return Replayed(records=records)
-    origin = columns.column(names.ORIGIN_COLUMN)
-    with claims.taken(good.select(*(origin[name].alias(name) for name in _PLACE))) as app_id:
-        sink = make_sink(app_id)
+    claim = claims.claim(_places(good))
+    with claims.merging(claim):
+        sink = make_sink(claim.app_id)
         sink(good, 0)
+    claims.end(claim)
     result = sink.last_result
     counts = None if result is None else result.events
     return Replayed(
@@ -121,6 +126,17 @@ def replay(
         changed=0 if counts is None else counts.inserted + counts.updated + counts.deleted,
         version=None if result is None else result.version,
     )
+
+
+def _places(events: DataFrame) -> DataFrame:
+    origin = columns.column(names.ORIGIN_COLUMN)
+    return events.select(*(origin[name].alias(name) for name in _PLACE))
+
+
+def _newly_merged(sink: MergeSink, events: DataFrame) -> DataFrame | None:
+    """The places of events that were merged now; None where the target has held the batch since the replay before."""
+    result = sink.last_result
+    return None if result is not None and result.outcome == "skipped_duplicate" else _places(events)
 
 
 def _records(

@@ -36,11 +36,9 @@ from stream_merge.sink import MergeSink
 from stream_merge.sources.decode.arrow_files import workers_are_here
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka.connection import Cluster
-from stream_merge.spark.jvm import owned_session
 from stream_merge.spark.streaming import caller_named
 from stream_merge.tables import spark_table
 from stream_merge.tables.side import quarantine
-from stream_merge.tables.side.replay_claims import UNFINISHED, query_claims
 
 log = logging.getLogger(__name__)
 
@@ -207,17 +205,10 @@ class TopicSink:
     # -- what is there -----------------------------------------------------------------------
 
     def _look_around(self, batch_df: DataFrame) -> None:
-        """At the first batch: the target's columns, and where its last recorded batch ended.
-
-        A replay that was killed may have left records that count as merged, and are not.
-        """
+        """At the first batch: the target's columns, and where its last recorded batch ended."""
         if self._has_looked_at_columns:
             return
         session, target = batch_df.sparkSession, self._settings.target
-        place = target.quarantine
-        claims = query_claims(owned_session(session), place, target, owner=self._settings.checkpoint)
-        if claims is not None and claims.settle() is not None:
-            tell(log.warning, "quarantine_replay_unfinished", query=self._settings.name, remedy=UNFINISHED)
         found = spark_table.find(session, target)
         self._rows.start_from(None if found is None else found.schema)
         self._rows.look_ahead_in(self._newest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Self
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.jobs.kafka import column_defaults, decode
@@ -34,11 +35,10 @@ from stream_merge.jobs.kafka.ordering import (
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
-from stream_merge.model.logs import counted
+from stream_merge.model.logs import counted, tell
 from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.source_batch import Intake
-from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes.contract import breaks_key
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.sources.envelopes.base import Kind
@@ -46,7 +46,9 @@ from stream_merge.spark import columns
 from stream_merge.spark.confs import WHOLE_READS, holding
 from stream_merge.tables import spark_table
 from stream_merge.tables.side import quarantine
-from stream_merge.tables.side.replay_claims import Unfinished, query_claims
+from stream_merge.tables.side.replay_claims import Claim, Claims, query_claims
+
+log = logging.getLogger(__name__)
 
 _FOLLOWED = "$followed"
 _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)
@@ -159,28 +161,38 @@ def replay(
         ConfigError: the target does not exist, or a schema does not fit it.
         StreamMergeError: as `MergeSink`.
     """
+    finish(session, settings)
     with holding(session, WHOLE_READS):
         return _replayed(session, settings, request, metrics)
+
+
+def finish(session: SparkSession, settings: QuerySettings) -> None:
+    """Merge the records of a replay that was killed, before batches of the query take values from their rows.
+
+    Raises: as `replay`.
+    """
+    claims = _claims(session, settings)
+    left = None if claims is None else claims.open_claim()
+    if claims is not None and left is not None:
+        with holding(session, WHOLE_READS), claims.merging(left):
+            _finish(left, claims, session, settings)
+        tell(log.warning, "quarantine_replay_finished", query=settings.name, target=settings.target)
+
+
+def _claims(session: SparkSession, settings: QuerySettings) -> Claims | None:
+    return query_claims(session, settings.target.quarantine, settings.target, owner=settings.checkpoint)
 
 
 def _replayed(
     session: SparkSession, settings: QuerySettings, request: Request, metrics: MergeMetrics | None
 ) -> Replayed:
-    place = settings.target.quarantine
-    claims = query_claims(session, place, settings.target, owner=settings.checkpoint)
-    if claims is None:
-        return Replayed(id=request.id)
-    left = claims.settle()
-    if left is not None:
-        with claims.finishing(left):
-            _finish(left, session, settings, place)
-    kept = quarantine.records(session, place)
-    if kept is None:
+    claims = _claims(session, settings)
+    kept = None if claims is None else quarantine.records(session, claims.table)
+    if claims is None or kept is None:
         return Replayed(id=request.id)
     origin = Origin.of_table(session, spark_table.find(session, settings.target), None, settings)
     wanted = _wanted(kept, settings, request).localCheckpoint(eager=True)
-    young = wanted if request.force else wanted.where(~_is_too_old(settings, origin.epoch_since()))
-    young = _newest_of_each_offset(young)
+    young = _newest_of_each_offset(wanted if request.force else _young(wanted, settings, origin))
     found, count = wanted.count(), young.count()
     if not count:
         return Replayed(id=request.id, records=found, too_old=found)
@@ -196,11 +208,13 @@ def _replayed(
         batch.hold(done)
         marked, result = done.count(), None
         if marked:
-            with claims.taken(done) as app_id:
+            claim = claims.claim(done)
+            with claims.merging(claim):
                 if events is not None and merged:
                     recorded = {REPLAY_SECTION: {"id": request.id, "records": merged}}
                     intake = Intake(recorded=recorded, column_defaults=column_defaults.fills(batch.defaults, settings))
-                    result = _merge(events, intake, settings, app_id, metrics)
+                    result = _merge(events, intake, settings, claim, metrics)
+            claims.end(claim)
     return Replayed(
         id=request.id,
         records=found,
@@ -213,17 +227,29 @@ def _replayed(
     )
 
 
-def _finish(left: Unfinished, session: SparkSession, settings: QuerySettings, place: TableRef) -> None:
-    """Do what a replay that ended behind its merge has left: its batch is given to the sink again."""
-    kept = quarantine.records(session, place, replayed_at=left.moment)
+def _finish(left: Claim, claims: Claims, session: SparkSession, settings: QuerySettings) -> None:
+    """Merge the records of a replay that was killed, once.
+
+    Where the target does not hold them yet, those that came too late meanwhile, or cannot be read any more, are open
+    again.
+    """
+    kept, has_landed = quarantine.records(session, claims.table, replayed_at=left.moment), claims.has_landed(left)
     if kept is None:
+        claims.end(left)
         return
     origin = Origin.of_table(session, spark_table.find(session, settings.target), None, settings)
-    records = _newest_of_each_offset(_wanted(kept, settings, Request())).localCheckpoint(eager=True)
-    with _decoded(records, session, settings, origin) as (batch, events):
+    claimed = _wanted(kept, settings, Request())
+    records = _newest_of_each_offset(claimed if has_landed else _young(claimed, settings, origin))
+    with _decoded(records.localCheckpoint(eager=True), session, settings, origin) as (batch, readable):
+        events = readable
+        if events is not None and not has_landed:
+            events = _sure(events, session, settings, placing=origin.placing_of_others)
+            batch.hold(events)
         if events is not None and not events.isEmpty():
             intake = Intake(column_defaults=column_defaults.fills(batch.defaults, settings))
-            _merge(events, intake, settings, left.app_id, None)
+            result = _merge(events, intake, settings, left, None)
+            has_landed = has_landed or (result is not None and result.outcome == "skipped_duplicate")
+        claims.end(left, merged=None if has_landed else _done(batch, events))
 
 
 @contextmanager
@@ -245,9 +271,9 @@ def _decoded(
 
 
 def _merge(
-    events: DataFrame, intake: Intake, settings: QuerySettings, app_id: str, metrics: MergeMetrics | None
+    events: DataFrame, intake: Intake, settings: QuerySettings, claim: Claim, metrics: MergeMetrics | None
 ) -> MergeResult | None:
-    sink = merge_sink(settings, app_id=app_id, metrics=metrics)
+    sink = merge_sink(settings, app_id=claim.app_id, metrics=metrics)
     sink._calls.merge(events, 0, intake)
     return sink.last_result
 
@@ -357,14 +383,14 @@ def _wanted(kept: DataFrame, settings: QuerySettings, request: Request) -> DataF
     return found.select(*PLACE, *values, "recorded_at")
 
 
-def _is_too_old(settings: QuerySettings, epoch_since: int) -> Column:
-    """Whether records came before the epoch, or so long ago that deletes after them may be forgotten."""
-    is_of_before = F.unix_millis("recorded_at") < epoch_since
+def _young(records: DataFrame, settings: QuerySettings, origin: Origin) -> DataFrame:
+    """Records without those that came before the epoch, or so long ago that deletes after them may be forgotten."""
+    is_too_old = F.unix_millis("recorded_at") < origin.epoch_since()
     retention = settings.tombstone_retention
-    if retention is None:
-        return is_of_before
-    is_older = columns.is_older(F.col("timestamp"), retention, now=F.current_timestamp())
-    return is_of_before | F.coalesce(is_older, F.lit(True))
+    if retention is not None:
+        is_older = columns.is_older(F.col("timestamp"), retention, now=F.current_timestamp())
+        is_too_old |= F.coalesce(is_older, F.lit(True))
+    return records.where(~is_too_old)
 
 
 def _newest_of_each_offset(records: DataFrame) -> DataFrame:

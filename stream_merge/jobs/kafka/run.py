@@ -23,7 +23,7 @@ from stream_merge.jobs.kafka.exit_codes import Verdict, worst
 from stream_merge.jobs.kafka.lag import Lookout, Progress
 from stream_merge.jobs.kafka.lineage import Origin
 from stream_merge.jobs.kafka.query import Supervised
-from stream_merge.jobs.kafka.replay import Replayed, Request, replay
+from stream_merge.jobs.kafka.replay import Replayed, Request, finish, replay
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.jobs.watch.queries import MOST_KEPT, Stream, drained
 from stream_merge.metrics.health import Health
@@ -222,6 +222,8 @@ class Job:
                     checkpoint, found, name=query.name, label=query.name, target=query.target, location=location
                 )
             Origin.of_table(session, found, query.identity(query_id), query).expect_same_topics(topics)
+            if is_first:
+                finish(session, query)
 
     def stream(self, query: QuerySettings) -> Stream:
         """What a query does with what it reads."""
