@@ -16,6 +16,7 @@ from wire_rows import debezium_json, flattened_json
 
 from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.decoding import Decoder
+from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.envelopes.plain import PlainJson
@@ -300,7 +301,7 @@ def decoded_as_one(
 ) -> list[dict[str, Any]]:
     columns = [pa.array(column, pa.binary()) for column in (keys, values, old_keys or [None] * len(keys))]
     partitions = pa.array([0] * len(keys), pa.int32())
-    found = (by or decoder()).decode(columns[0], columns[1], partitions, set(), columns[2])
+    found = (by or decoder()).decode(Records(columns[0], columns[1], partitions, columns[2]), set())
     return list(found.to_pylist())
 
 
@@ -464,7 +465,7 @@ def test_a_key_that_came_back_in_a_later_batch_of_its_task_is_no_longer_deleted(
 
     def kinds(partition: int, *values: bytes | None) -> list[str]:
         keys, found = (pa.array(column, pa.binary()) for column in ([key] * len(values), values))
-        events = by.decode(keys, found, pa.array([partition] * len(values), pa.int32()), deleted)
+        events = by.decode(Records(keys, found, pa.array([partition] * len(values), pa.int32())), deleted)
         return [row["kind"] for row in events.to_pylist()]
 
     kinds(0, raw({"id": 1, "op": "d"}))

@@ -14,12 +14,13 @@ from stream_merge.jobs.kafka.batch import merge_sink
 from stream_merge.jobs.kafka.batch_offsets import Checkpoint
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.control import is_running
-from stream_merge.jobs.kafka.newest_records import Records, newest
+from stream_merge.jobs.kafka.newest_records import newest
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.jobs.spelling import as_settings
 from stream_merge.metrics.server import serve
 from stream_merge.model.locations import local_path
 from stream_merge.shapes import widening
+from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka import certificates
 from stream_merge.sources.kafka.connection import Cluster, Connection, Security, TopicState, is_refusal, message
@@ -382,7 +383,7 @@ def _decoded(query: QuerySettings, rows: RowSchema, records: Records) -> tuple[l
     rows.admit_declared()
     for _ in range(2):  # the second time in the schemas that the first one found
         decoder = rows.decoder(query.limits.max_value_bytes)
-        found = decoder.decode(*records, set()).to_pylist()
+        found = decoder.decode(records, set()).to_pylist()
         rows.admit_noted(row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA)
     bad = next((row["note"] for row in found if row["kind"] == Kind.UNDECODABLE), None)
     return [row["kind"] for row in found], bad

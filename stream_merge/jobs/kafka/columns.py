@@ -9,13 +9,13 @@ from pyspark.sql import types as T
 
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.column_defaults import ColumnDefault
-from stream_merge.jobs.kafka.newest_records import Records
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model import names
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import widening
 from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.decoding import Decoder
+from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes.base import Format, Kind
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding
@@ -120,6 +120,7 @@ class RowSchema:
     def admit_noted(self, notes: Iterable[str | None]) -> None:
         """As `admit`, of the schemas that a decoder has found; one of keys alone only while no row's is known."""
         of_rows, of_keys = null_values.schemas(notes)
+        of_keys = [self._format.key.learn(schema_id) for schema_id in of_keys]
         self.admit(*of_rows)
         if not self.known:
             self.admit(*of_keys)
@@ -224,7 +225,7 @@ class RowSchema:
 
     def _schemas(self, records: Records) -> set[str]:
         """The schemas that records are written in, without those that are let in already."""
-        found = self.decoder(self._max_value_bytes).decode(*records, set()).to_pylist()
+        found = self.decoder(self._max_value_bytes).decode(records, set()).to_pylist()
         return set(null_values.schemas(row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA)[0])
 
     def _refuse_unfit_wishes(self, brought: list[tuple[str, T.DataType]]) -> None:

@@ -26,6 +26,7 @@ from stream_merge.sources.postgresql import (
     TimePrecision,
     connect_schema,
 )
+from stream_merge.sources.wire.connect_avro import AvroKey, ConnectAvro, Schemas
 from stream_merge.sources.wire.connect_json import ConnectJson, RowSchema
 from stream_merge.sources.wire.connect_schema import PLACEHOLDER, encoding
 from stream_merge.sources.wire.encodings import Encoding
@@ -42,12 +43,17 @@ _WANTED: Mapping[str, T.DataType] = {
 }
 
 
+EncodingName = Literal["json", "avro"]
+
+
 class DebeziumFormat(Model):
     """`value_format: {type: debezium}`: envelopes in JSON, as PostgreSQL's connector writes them."""
 
     deletes_by_null_values: ClassVar[bool] = False
     """Whether null-value records may be all that tells deletes."""
     type: Literal["debezium"] = "debezium"
+    encoding: EncodingName = "json"
+    """How Connect's converter writes records: in JSON, or in Avro with a schema registry."""
     columns: Mapping[str, str] | None = None
     """Column -> PostgreSQL type, for records without a schema block."""
     types: Mapping[str, str] = {}
@@ -73,23 +79,27 @@ class DebeziumFormat(Model):
             money_fraction_digits=self.money_fraction_digits,
         )
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
         """The decoder of records whose keys are written like that.
 
         Args:
             key: how they are written.
             key_completes: whether the job says so; deletes take the keys that they lack from there in any case.
+            schemas: of records in Avro.
         """
-        return Debezium(wire=self.wire(debezium.row_schema), key=key)
+        return Debezium(wire=self.wire(debezium.row_schema, schemas), key=key)
 
-    def wire(self, row_schema: RowSchema) -> ConnectJson:
+    def wire(self, row_schema: RowSchema, schemas: Schemas | None) -> ConnectJson:
         """How values are written."""
-        return ConnectJson(
-            row_schema=row_schema,
-            declared=self.declared(),
-            placeholder=self.unavailable_value_placeholder,
-            wanted=self.wanted(),
-        )
+        settings: dict[str, Any] = {
+            "row_schema": row_schema,
+            "declared": self.declared(),
+            "placeholder": self.unavailable_value_placeholder,
+            "wanted": self.wanted(),
+        }
+        if self.encoding == "json":
+            return ConnectJson(**settings)
+        return ConnectAvro(**settings, schemas=Schemas() if schemas is None else schemas)
 
     def wanted(self) -> dict[str, T.DataType]:
         """The types of `types`."""
@@ -143,11 +153,11 @@ class FlattenedFormat(DebeziumFormat):
     position: Literal["lsn", "offset"] = "lsn"
     """What orders the events of a key; "offset" is for topics whose keys stay in their partitions."""
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
         """As `DebeziumFormat.format`."""
         added = Added(prefix=self.add_fields_prefix)
         return Flattened(
-            wire=self.wire(added.row_schema),
+            wire=self.wire(added.row_schema, schemas),
             key=key,
             added=added,
             ordered_by_offset=self.position == "offset",
@@ -175,7 +185,7 @@ class JsonFormat(Model):
         """As `DebeziumFormat.deletes_by_null_values`."""
         return self.deletes is None
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
         """The decoder of records whose keys are written like that."""
         return PlainJson(
             key=key,
@@ -212,17 +222,19 @@ class JsonFormat(Model):
 class KeySettings(Model):
     """`key_format`: how record keys are written, whatever the values are."""
 
-    type: Literal["json", "text", "none"] = "json"
-    """An object with the key columns (of a single one also its value alone), text of the single key column, or
-    nothing that concerns the row."""
+    type: Literal["json", "avro", "text", "none"] = "json"
+    """An object with the key columns (of a single one also its value alone), in JSON or in Avro with a schema registry;
+    text of the single key column, or nothing that concerns the row."""
     holds: Literal["string", "integer"] = "string"
     """What the text of `type: text` is."""
 
-    def reader(self, keys: tuple[str, ...]) -> KeyFormat:
+    def reader(self, keys: tuple[str, ...], schemas: Schemas | None = None) -> KeyFormat:
         """The decoder of record keys, for a table with these key columns."""
         only = keys[0] if len(keys) == 1 else None
         if self.type == "none":
             return NoKey()
+        if self.type == "avro":
+            return AvroKey(schemas=Schemas() if schemas is None else schemas, json=JsonKey(only=only))
         if self.type == "json":
             return JsonKey(only=only)
         return TextKey(only=keys[0], is_integer=self.holds == "integer")
@@ -244,11 +256,14 @@ def _written_as_json(converter: str) -> BeforeValidator:
 
     def check(given: Any) -> Any:
         kind = given.get("type") if isinstance(given, Mapping) else given
-        if kind in ("avro", "protobuf"):
+        if kind == "protobuf":
             msg = (
-                f"[UNSUPPORTED_FORMAT] {kind} is not supported yet; set {converter} to"
-                " org.apache.kafka.connect.json.JsonConverter in the connector"
+                f"[UNSUPPORTED_FORMAT] {kind} is not supported yet; set {converter} in the connector to its Avro or"
+                " JSON converter"
             )
+            raise ValueError(msg)
+        if kind == "avro" and converter == "value.converter":
+            msg = "[INVALID_SETTING] 'avro' is an encoding; use {type: debezium, encoding: avro}, or type flattened"
             raise ValueError(msg)
         return given
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
 from stream_merge.sources.envelopes.base import Format
@@ -35,6 +37,20 @@ OLD_KEY = "old_key"
 ROW = "row"
 """Column with the decoded row; of deletes only the keys."""
 MOST_MILLIS = 2**53
+
+
+class Records(NamedTuple):
+    """Records of a topic, a row each, in the order of their offsets."""
+
+    keys: pa.BinaryArray
+    values: pa.BinaryArray
+    partitions: pa.Int32Array
+    old_keys: pa.BinaryArray | None = None
+    """The header with the row's former key; None: of none."""
+    raw_keys: pa.BinaryArray | None = None
+    """The keys before they were transcoded; None: `keys`."""
+    raw_values: pa.BinaryArray | None = None
+    """The values before they were transcoded; None: `values`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from stream_merge.sources.wire.connect_json import DECLARED, ConnectJson
 from stream_merge.sources.wire.encodings import Encoding
@@ -126,9 +128,20 @@ class Format(ABC):
     def is_declared(self) -> bool:
         """Whether columns are declared for records without a schema: those of the schema id ""."""
 
+    def texts(self) -> tuple[Column, Column] | None:
+        """Record keys and values as `read` takes them, where Spark transcodes them; None: as they are."""
+        key, value = self.key.text(), self.value_text()
+        if key is None and value is None:
+            return None
+        return F.col("key") if key is None else key, F.col("value") if value is None else value
+
+    def value_text(self) -> Column | None:
+        """Record values as `read` takes them; None: as they are."""
+        return None
+
     @abstractmethod
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """A record, taken apart. Raises `UndecodableError`."""
+        """A record, taken apart. Raises `UndecodableError`, and `UnknownSchemaError` with its schema's id."""
 
     @abstractmethod
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
@@ -166,6 +179,10 @@ class ConnectFormat(Format):
 
     wire: ConnectJson
     """Unwraps records and their rows."""
+
+    def value_text(self) -> Column | None:
+        """As the wire writes them."""
+        return self.wire.text()
 
     @property
     def is_declared(self) -> bool:

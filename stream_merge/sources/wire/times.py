@@ -49,8 +49,8 @@ def date_from_text() -> Encoding:
     return scalar(T.DateType(), pa.date32(), one, str, wire=pa.string(), many=M.dates_from_text)
 
 
-def timestamp_from_units(units_per_second: int) -> Encoding:
-    """Units since 1970-01-01 00:00 on a clock without zone (milli-, micro- or nanoseconds)."""
+def timestamp_from_units(units_per_second: int, *, with_zone: bool = False) -> Encoding:
+    """Units since 1970-01-01 00:00 (milli-, micro- or nanoseconds): a time on a clock without zone, or an instant."""
 
     def one(value: int) -> int:
         micros, rest = divmod(value * 1_000_000, units_per_second)
@@ -58,7 +58,11 @@ def timestamp_from_units(units_per_second: int) -> Encoding:
             refuse(f"{value} nanoseconds is not a whole number of microseconds")
         return _within(micros, value)
 
-    many = partial(M.micros, units_per_second=units_per_second, least=_LEAST_MICROS, most=_MOST_MICROS)
+    many = partial(
+        M.micros, units_per_second=units_per_second, least=_LEAST_MICROS, most=_MOST_MICROS, with_zone=with_zone
+    )
+    if with_zone:
+        return scalar(T.TimestampType(), pa.timestamp("us", tz="UTC"), one, int, wire=pa.int64(), many=many)
     return scalar(T.TimestampNTZType(), pa.timestamp("us"), one, int, wire=pa.int64(), many=many)
 
 
