@@ -333,7 +333,7 @@ def _sample(
         return
     try:
         kinds, example = _decoded(query, rows, found)
-    except ConfigError as err:
+    except (ConfigError, OSError) as err:  # the latter of a schema registry
         yield Finding(query=query.name, about="records", said=str(err), is_problem=True)
         return
     bad, most = kinds.count(Kind.UNDECODABLE), query.limits.max_quarantine_share
@@ -381,6 +381,9 @@ def _keys(query: QuerySettings, records: Records) -> Iterator[Finding]:
 def _decoded(query: QuerySettings, rows: RowSchema, records: Records) -> tuple[list[str], str | None]:
     """Kinds of the records, and why one of them cannot be read."""
     rows.admit_declared()
+    registered = rows.registered(records)
+    if registered is not None:
+        return registered
     for _ in range(2):  # the second time in the schemas that the first one found
         decoder = rows.decoder(query.limits.max_value_bytes)
         found = decoder.decode(records, set()).to_pylist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -139,6 +139,11 @@ class Format(ABC):
         """Record values as `read` takes them; None: as they are."""
         return None
 
+    def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
+        """Ids of the registered schemas of record values; None where they are read without a registry."""
+        del values
+        return None
+
     @abstractmethod
     def read(self, key: bytes | None, value: bytes) -> Read:
         """A record, taken apart. Raises `UndecodableError`, and `UnknownSchemaError` with its schema's id."""
@@ -183,6 +188,10 @@ class ConnectFormat(Format):
     def value_text(self) -> Column | None:
         """As the wire writes them."""
         return self.wire.text()
+
+    def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
+        """Ids of the registered schemas of record values."""
+        return self.wire.registered(values)
 
     @property
     def is_declared(self) -> bool:

@@ -113,6 +113,10 @@ class ConnectAvro(ConnectJson):
         """The values of records, transcoded."""
         return self.schemas.texts("value", lambda number, _: _start(number))
 
+    def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
+        """Ids of the schemas that values are framed with."""
+        return self.schemas.ids(values)
+
     def parse(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
         """As `ConnectJson.parse`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -69,6 +69,11 @@ class ConnectJson:
 
     def text(self) -> Column | None:
         """Record values as `parse` takes them; None: as they are."""
+        return None
+
+    def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
+        """Ids of the registered schemas of record values; None: they have none."""
+        del values
         return None
 
     def parse(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
