@@ -14,14 +14,14 @@ import pytest
 from pyspark.sql import types as T
 from wire_rows import debezium_json, flattened_json
 
+from stream_merge.sources.databases.base import AmbiguousTypeError, Modes
+from stream_merge.sources.databases.postgresql import POSTGRESQL
 from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.envelopes.plain import PlainJson
-from stream_merge.sources.postgresql import AmbiguousTypeError, Modes
-from stream_merge.sources.postgresql import connect_schema as postgres_schema
 from stream_merge.sources.wire import connect_schema, encodings
 from stream_merge.sources.wire.encodings import Encoding, decode
 from stream_merge.sources.wire.keys import JsonKey, NoKey, TextKey
@@ -39,7 +39,7 @@ MODES = Modes(
 
 def postgres(declared: str, **modes: Any) -> Encoding:
     chosen = Modes(**modes) if modes else MODES
-    return connect_schema.encoding(postgres_schema(declared, chosen))
+    return connect_schema.encoding(POSTGRESQL.connect_schema(declared, chosen))
 
 
 def one(encoding: Encoding, value: Any) -> Any:
@@ -223,7 +223,7 @@ def test_the_connectors_modes_decide_how_a_type_is_written(
 )
 def test_a_type_that_leaves_its_encoding_open_is_refused(declared: str, modes: dict[str, Any], why: str) -> None:
     with pytest.raises(AmbiguousTypeError, match=why):
-        postgres_schema(declared, Modes(**modes))
+        POSTGRESQL.connect_schema(declared, Modes(**modes))
 
 
 def test_good_values_of_a_column_survive_a_bad_one() -> None:
@@ -367,7 +367,7 @@ def test_an_update_of_a_key_that_the_record_key_lacks_is_refused() -> None:
         (b"7", "the value is not an object"),
         (raw({"op": "x", "source": {}}), "op is 'x'"),
         (raw(envelope("c", None)), "has no row in `after`"),
-        (raw(envelope("c", {"id": 1, "name": "a"}, lsn=None)), "source.lsn is None"),
+        (raw(envelope("c", {"id": 1, "name": "a"}, lsn=None)), "source.lsn is null"),
         (raw(envelope("c", {"id": 1, "name": "a"}, lsn="7")), "source.lsn is '7'"),
         (raw({"op": "c", "after": {}}), "the event has no source"),
         (raw(envelope("c", {"id": "1", "name": "a"})), "column 'id': '1' is not a valid bigint"),

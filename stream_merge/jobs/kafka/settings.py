@@ -189,7 +189,8 @@ class Limits(Model):
     max_quarantine_share: float = Field(default=0.5, ge=0, le=1)
     """A batch of 1,000 or more records of which more is undecodable stops the job: the settings are wrong."""
     max_position_regression: Bytes = Field(default=2**30, ge=0)
-    """How far behind the highest position a new event may be before the source counts as another one; bytes of WAL."""
+    """How far behind the highest position a new event may be before the source counts as another one; bytes of the
+    database's log."""
 
 
 class MaintenanceSettings(Model):
@@ -281,6 +282,8 @@ class QuerySettings(Model):
     unchanged: Literal["update", "skip"] = "update"
     on_truncate: Literal["stop", "ignore"] = "stop"
     on_data_loss: Literal["stop", "continue"] = "stop"
+    on_server_change: Literal["stop", "ignore"] = "stop"
+    """For changes that another server wrote than those before; PostgreSQL's connector does not tell."""
     unavailable: Literal["quarantine", "null", "fail"] = "quarantine"
     schema_evolution: SchemaEvolution = True
     on_column_default: Literal["warn", "fill"] = "warn"

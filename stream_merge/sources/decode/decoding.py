@@ -200,6 +200,7 @@ class Decoder(Reading):
             "raw_old_key": _where(has_raw, records.old_keys),
             "position": [read.position for read in reads],
             "last_commit": [read.last_commit for read in reads],
+            "server": [_storable(read.server) for read in reads],
             "is_snapshot": [read.is_snapshot for read in reads],
             "source_millis": [read.source_millis if is_time(read.source_millis) else None for read in reads],
             "connector": [_storable(read.connector) for read in reads],

@@ -22,6 +22,7 @@ META = T.StructType(
         T.StructField("raw_old_key", T.BinaryType()),
         T.StructField("position", T.LongType()),
         T.StructField("last_commit", T.LongType()),
+        T.StructField("server", T.StringType()),
         T.StructField("is_snapshot", T.BooleanType()),
         T.StructField("source_millis", T.LongType()),
         T.StructField("connector", T.StringType()),
@@ -29,9 +30,9 @@ META = T.StructType(
         T.StructField("absent", T.ArrayType(T.StringType())),
     ]
 )
-"""Metadata of each record. `raw_` columns are NULL unless the record may be read again; `position` and `last_commit`
-belong to the source's log; `unavailable` names the columns whose value the source left out of the event, `absent` those
-that the event's own schema lacks."""
+"""Metadata of each record. `raw_` columns are NULL unless the record may be read again; `position`, `last_commit` and
+`server` are those of `LogPosition`; `unavailable` names the columns whose value the source left out of the event,
+`absent` those that the event's own schema lacks."""
 OLD_KEY = "old_key"
 """Column with the row's former key, where an event with unavailable values has it; else NULL."""
 ROW = "row"

@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from stream_merge.sources.databases import DATABASES
+from stream_merge.sources.databases.base import Database, LogPositions
 from stream_merge.sources.wire.connect_json import DECLARED, ConnectJson
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat
@@ -57,7 +59,9 @@ class Read(NamedTuple):
     connector: str | None = None
     """Name of the source in the connector (`topic.prefix`)."""
     last_commit: int | None = None
-    """Position of the last commit before the event."""
+    """`LogPosition.last_commit`."""
+    server: str | None = None
+    """`LogPosition.server`."""
     note: str | None = None
     """See `Kind`; of an upsert in a file the names of its fields that are not columns."""
     before: Mapping[str, Any] = _NO_FIELDS
@@ -78,6 +82,7 @@ class ReadMany(NamedTuple):
     source_millis: pa.Int64Array
     connector: pa.StringArray
     last_commit: pa.Int64Array
+    server: pa.StringArray
     key_completes: bool
     """Whether the record key has the keys that the image of a delete lacks."""
     before: pa.StructArray | None = None
@@ -94,11 +99,10 @@ class ReadMany(NamedTuple):
             schema_id=DECLARED,
             is_delete=pa.repeat(pa.scalar(False), count),
             image=image,
-            position=pa.repeat(pa.scalar(0, pa.int64()), count),
+            **LogPositions.at_start(count)._asdict(),
             is_snapshot=pa.repeat(pa.scalar(False), count),
             source_millis=pa.nulls(count, pa.int64()),
             connector=pa.nulls(count, pa.string()),
-            last_commit=pa.nulls(count, pa.int64()),
             key_completes=False,
             note=note,
         )
@@ -184,6 +188,8 @@ class ConnectFormat(Format):
 
     wire: ConnectJson
     """Unwraps records and their rows."""
+    database: Database = DATABASES[0]
+    """Where the changes come from."""
 
     def value_text(self) -> Column | None:
         """As the wire writes them."""
