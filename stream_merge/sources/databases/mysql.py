@@ -120,6 +120,7 @@ _ALIASES = {
     "numeric": "decimal",
     "dec": "decimal",
     "double precision": "double",
+    "real": "double",
     "character varying": "varchar",
 }
 _INTEGERS = {
@@ -129,7 +130,7 @@ _INTEGERS = {
     "int": ("int32", "int64"),
 }
 """Signed, unsigned."""
-_TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "uuid", "inet4", "inet6")
+_TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext")
 _BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 _GEOMETRIES = (
     "geometry",
@@ -139,6 +140,7 @@ _GEOMETRIES = (
     "multilinestring",
     "multipolygon",
     "geometrycollection",
+    "geomcollection",
 )
 _GEOMETRY: Schema = {
     "type": "struct",
@@ -153,9 +155,10 @@ _PLAIN: Mapping[str, Schema] = {
     "set": {"type": "string", "name": "io.debezium.data.EnumSet"},
     "year": {"type": "int32", "name": "io.debezium.time.Year"},
     "timestamp": {"type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+    "uuid": {"type": "string", "name": "io.debezium.data.Uuid"},
     "point": POINT,
     **{name: {"type": "string"} for name in _TEXTS},
-    **dict.fromkeys((*_GEOMETRIES, "geometrycollection"), _GEOMETRY),
+    **dict.fromkeys(_GEOMETRIES, _GEOMETRY),
 }
 """Types whose form depends on no setting of the connector."""
 _SINGLE_DIGITS = 24
