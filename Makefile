@@ -166,6 +166,7 @@ clean:  ## remove everything that make and the tools made
 .jars/services/.copied: tests/services/pom.xml
 	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh jars $< $(@D)
 	@deployments/setup.sh postgres >/dev/null
+	@deployments/setup.sh mariadb >/dev/null
 	@touch $@
 
 # With it the JVMs that tests start are ready in half the time.

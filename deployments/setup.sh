@@ -7,6 +7,7 @@
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
 #   deployments/setup.sh build PROJECT REPOSITORY    build a Maven project into a repository that holds its jar alone
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
+#   deployments/setup.sh mariadb         print the path of MariaDB's server; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack it, Alertmanager and Pushgateway into .jars where they are missing
 #   deployments/setup.sh alertmanager    print the path of Alertmanager
 #   deployments/setup.sh podman DIR      install what builds and runs images, and make a Debian base image in DIR
@@ -183,6 +184,18 @@ need_postgres() {
     echo "$folder"
 }
 
+need_mariadb() {
+    local program
+    program=$(find_program ${MARIADBD:+"$MARIADBD"} mariadbd /usr/sbin/mariadbd)
+    if [ -z "$program" ]; then
+        can_install || fail "MariaDB's server was not found. Install it (Debian, Ubuntu: apt install mariadb-server) or set MARIADBD to the program."
+        apt_install "MariaDB" mariadb-server
+        program=/usr/sbin/mariadbd
+        [ -x "$program" ] || fail "apt-get installed MariaDB, but there is no $program. Set MARIADBD to the program."
+    fi
+    echo "$program"
+}
+
 # The first of these that is a program: its path, or nothing.
 find_program() {
     local program
@@ -342,6 +355,7 @@ case "${1:-}" in
     jars) copy_jars "$2" "$3" ;;
     build) build_jar "$2" "$3" ;;
     postgres) need_postgres ;;
+    mariadb) need_mariadb ;;
     prometheus) need_prometheus ;;
     alertmanager) need_alertmanager ;;
     podman) need_podman "$2" ;;
@@ -350,5 +364,5 @@ case "${1:-}" in
     gcs) need_built "the emulator of Google's store" .jars/gcs go1.25.0 github.com/fsouza/fake-gcs-server@v1.56.1 ;;
     helm) need_built "Helm" .jars/helm go1.26.0 helm.sh/helm/v3/cmd/helm@v3.22.0 ;;
     crds) get_crds "$2" ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|alertmanager|podman DIR|s3|azurite|gcs|helm|crds DIR" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|mariadb|prometheus|alertmanager|podman DIR|s3|azurite|gcs|helm|crds DIR" ;;
 esac

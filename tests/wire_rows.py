@@ -8,13 +8,13 @@ from typing import Any
 
 from pyspark.sql import types as T
 
+from stream_merge.sources.databases.base import Modes
+from stream_merge.sources.databases.postgresql import POSTGRESQL
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.envelopes.debezium import Debezium, row_schema
 from stream_merge.sources.envelopes.flattened import Added, Flattened
 from stream_merge.sources.envelopes.plain import PlainJson
-from stream_merge.sources.postgresql import Modes
-from stream_merge.sources.postgresql import connect_schema as postgres_schema
 from stream_merge.sources.wire import connect_schema
 from stream_merge.sources.wire.connect_json import ConnectJson
 from stream_merge.sources.wire.encodings import Encoding
@@ -95,7 +95,7 @@ ODD: dict[str, list[Any]] = {
 
 
 def postgres(name: str) -> Encoding:
-    return connect_schema.encoding({**postgres_schema(COLUMNS[name], MODES), "optional": name != "id"})
+    return connect_schema.encoding({**POSTGRESQL.connect_schema(COLUMNS[name], MODES), "optional": name != "id"})
 
 
 def fields_of(encodings: dict[str, Encoding]) -> T.StructType:
@@ -128,7 +128,8 @@ def flattened(row: Any, turn: int) -> Record:
 
 def with_block(row: Any, turn: int) -> Record:
     columns = [
-        {**postgres_schema(kind, MODES), "optional": name != "id", "field": name} for name, kind in COLUMNS.items()
+        {**POSTGRESQL.connect_schema(kind, MODES), "optional": name != "id", "field": name}
+        for name, kind in COLUMNS.items()
     ]
     after = {"type": "struct", "fields": columns, "field": "after", "optional": True}
     key, value = envelope(row, turn)

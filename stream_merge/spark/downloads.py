@@ -18,6 +18,7 @@ from stream_merge.spark.versions import AWS_PARTS, AWS_WHOLE, HADOOP, SCALA
 
 _CLASS_PATH = "spark.driver.extraClassPath"
 _KAFKA_CONNECTOR = "spark-sql-kafka-0-10"
+AVRO = "spark-avro"
 _S3_CONNECTOR = "hadoop-aws"
 _AZURE_CONNECTOR = "hadoop-azure"
 
@@ -63,8 +64,8 @@ def packages(confs: Mapping[str, str]) -> list[str]:
 
 
 def kafka_coordinates() -> str:
-    """Maven coordinates of the Kafka connector for the installed PySpark."""
-    return f"org.apache.spark:{_KAFKA_CONNECTOR}_{SCALA}:{pyspark.__version__}"
+    """Maven coordinates of the Kafka connector and of Spark's Avro for the installed PySpark."""
+    return ",".join(f"org.apache.spark:{name}_{SCALA}:{pyspark.__version__}" for name in (_KAFKA_CONNECTOR, AVRO))
 
 
 def has_kafka_connector(confs: Mapping[str, str]) -> bool:

@@ -289,6 +289,68 @@ class Postgres:
         subprocess.run([str(self._bin / program), *args], check=True, capture_output=True, user=user, cwd=self._folder)
 
 
+class MariaDB:
+    """A MariaDB server with a binlog of whole rows, and a database `shop`. Its data are gone when it has stopped."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        # A path for a socket has 107 bytes at most, and pytest makes a test's folder private to root.
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="stream-merge-mariadb-"))
+        program = subprocess.run(
+            [str(ROOT / "deployments" / "setup.sh"), "mariadb"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        data = ["--no-defaults", f"--datadir={folder / 'data'}", f"--user={pwd.getpwuid(os.getuid()).pw_name}"]
+        install = ["mariadb-install-db", *data, "--auth-root-authentication-method=normal", "--skip-test-db"]
+        subprocess.run(install, check=True, capture_output=True)
+        options = {
+            "port": str(self.port),
+            "bind-address": "127.0.0.1",
+            "socket": str(folder / "socket"),
+            "pid-file": str(folder / "pid"),
+            "server-id": "7",
+            "log-bin": "binlog",
+            "binlog-format": "ROW",
+            "binlog-row-image": "FULL",
+            "character-set-server": "utf8mb4",
+            "sql-mode": "STRICT_ALL_TABLES",
+            "default-time-zone": "+00:00",
+            "innodb-flush-log-at-trx-commit": "0",
+            "innodb-buffer-pool-size": "64M",
+        }
+        command = [program, *data, *(f"--{name}={value}" for name, value in options.items()), "--skip-name-resolve"]
+        self._server = Server(command, folder)
+
+    def start(self) -> None:
+        self._server.start(lambda: _listens(self.port) and "ready for connections" in self._server.output)
+        self.run("CREATE USER IF NOT EXISTS root@'127.0.0.1'; GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION")
+        self.run("CREATE DATABASE IF NOT EXISTS shop")
+
+    def stop(self) -> None:
+        self._server.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self, statements: str) -> str:
+        """Run SQL in the database; what it answers, a row a line, without headers."""
+        command = ["mariadb", "--no-defaults", "-u", "root", f"--socket={self._folder / 'socket'}", "-N", "-B", "-r"]
+        if "CREATE DATABASE" not in statements and "CREATE USER" not in statements:
+            command += ["shop"]
+        done = subprocess.run(
+            [*command, "--default-character-set=utf8mb4"],
+            input=statements,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def rows(self, columns: Sequence[str], table: str) -> list[dict[str, Any]]:
+        """The rows of a table: name, or expression and name, of each column, as MariaDB's own JSON."""
+        named = [column.rpartition(" ") for column in columns]
+        pairs = ", ".join(f"'{name}', {expression or name}" for expression, _, name in named)
+        return [json.loads(line) for line in self.run(f"SELECT JSON_OBJECT({pairs}) FROM {table}").splitlines()]
+
+
 class Connect:
     """Kafka Connect with one connector of Debezium."""
 
@@ -351,6 +413,37 @@ def postgres_connector(postgres: Postgres, *, tables: str, **settings: str) -> d
         "plugin.name": "pgoutput",
         "table.include.list": tables,
         "slot.name": "shop",
+        "poll.interval.ms": "50",
+        "topic.creation.default.partitions": "2",
+        "topic.creation.default.replication.factor": "1",
+        "topic.creation.enable": "true",
+        **settings,
+    }
+
+
+def mariadb_connector(mariadb: MariaDB, folder: Path, *, tables: str, **settings: str) -> dict[str, str]:
+    """Settings of a connector that captures tables of the database `shop` under the prefix `shop`.
+
+    Args:
+        mariadb: the server.
+        folder: for the history of the tables' definitions, which only this connector needs.
+        tables: to capture.
+        settings: more of them, or others.
+    """
+    return {
+        "name": "shop",
+        "connector.class": "io.debezium.connector.mariadb.MariaDbConnector",
+        "tasks.max": "1",
+        "database.hostname": "127.0.0.1",
+        "database.port": str(mariadb.port),
+        "database.user": "root",
+        "database.password": "",
+        "database.server.id": "5401",
+        "database.ssl.mode": "disable",
+        "topic.prefix": "shop",
+        "table.include.list": tables,
+        "schema.history.internal": "io.debezium.storage.file.history.FileSchemaHistory",
+        "schema.history.internal.file.filename": str(folder / "history.dat"),
         "poll.interval.ms": "50",
         "topic.creation.default.partitions": "2",
         "topic.creation.default.replication.factor": "1",

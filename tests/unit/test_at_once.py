@@ -26,6 +26,7 @@ from wire_rows import (
 
 from stream_merge.sources.decode import bulk, decoding
 from stream_merge.sources.decode.decoding import Decoder
+from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.plain import PlainJson
 from stream_merge.sources.wire import json_table, many
@@ -45,7 +46,7 @@ def decoded(by: Decoder, records: list[Record]) -> tuple[pa.StructArray, set[Any
     deleted: set[Any] = set()
     keys, values = (pa.array([record[i] for record in records], pa.binary()) for i in (0, 1))
     partitions = pa.array([i % 3 for i in range(len(records))], pa.int32())
-    return by.decode(keys, values, partitions, deleted), deleted
+    return by.decode(Records(keys, values, partitions), deleted), deleted
 
 
 def expect_the_same(by: Decoder, records: list[Record], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:

@@ -162,6 +162,7 @@ def test_every_default_of_a_query_is_pinned(read: Read) -> None:
         "unchanged": "update",
         "on_truncate": "stop",
         "on_data_loss": "stop",
+        "on_server_change": "stop",
         "unavailable": "quarantine",
         "schema_evolution": True,
         "on_column_default": "warn",

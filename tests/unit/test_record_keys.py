@@ -11,8 +11,8 @@ from deltalake import write_deltalake
 
 from stream_merge.jobs.kafka.check import _keys, _table
 from stream_merge.jobs.kafka.columns import RowSchema
-from stream_merge.jobs.kafka.newest_records import Records
 from stream_merge.jobs.kafka.settings import load
+from stream_merge.sources.decode.events import Records
 
 WITH_SCHEMA = b'{"schema": {"type": "struct", "fields": []}, "payload": {"id": 1, "tenant": 7}}'
 

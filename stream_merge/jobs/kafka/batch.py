@@ -23,7 +23,7 @@ from stream_merge.jobs.kafka.events import SOURCE_COLUMNS, change_events, change
 from stream_merge.jobs.kafka.exit_codes import is_outage
 from stream_merge.jobs.kafka.lag import Progress
 from stream_merge.jobs.kafka.lineage import Origin
-from stream_merge.jobs.kafka.newest_records import Records, newest
+from stream_merge.jobs.kafka.newest_records import newest
 from stream_merge.jobs.kafka.ordering import DELETE, POSITION_COMPONENTS, SEQUENCE
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.shapes import shape_from_settings
@@ -34,6 +34,7 @@ from stream_merge.model.settings import Create, Driver, Tombstones
 from stream_merge.model.source_batch import Intake, MostUndecodable, Undecodable
 from stream_merge.sink import MergeSink
 from stream_merge.sources.decode.arrow_files import workers_are_here
+from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.spark.streaming import caller_named
@@ -146,6 +147,7 @@ class TopicSink:
         self._stop_for_share(batch, batch_id)
         decode.refuse_unknown_keys(batch)
         origin.expect_no_regression(batch, ranges)
+        origin.expect_same_servers(batch)
         undecodable = self._undecodable(batch, batch_df, batch_id)
         if undecodable is not None:
             tell(

@@ -14,12 +14,13 @@ from stream_merge.jobs.kafka.batch import merge_sink
 from stream_merge.jobs.kafka.batch_offsets import Checkpoint
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.control import is_running
-from stream_merge.jobs.kafka.newest_records import Records, newest
+from stream_merge.jobs.kafka.newest_records import newest
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.jobs.spelling import as_settings
 from stream_merge.metrics.server import serve
 from stream_merge.model.locations import local_path
 from stream_merge.shapes import widening
+from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka import certificates
 from stream_merge.sources.kafka.connection import Cluster, Connection, Security, TopicState, is_refusal, message
@@ -332,7 +333,7 @@ def _sample(
         return
     try:
         kinds, example = _decoded(query, rows, found)
-    except ConfigError as err:
+    except (ConfigError, OSError) as err:  # the latter of a schema registry
         yield Finding(query=query.name, about="records", said=str(err), is_problem=True)
         return
     bad, most = kinds.count(Kind.UNDECODABLE), query.limits.max_quarantine_share
@@ -380,9 +381,12 @@ def _keys(query: QuerySettings, records: Records) -> Iterator[Finding]:
 def _decoded(query: QuerySettings, rows: RowSchema, records: Records) -> tuple[list[str], str | None]:
     """Kinds of the records, and why one of them cannot be read."""
     rows.admit_declared()
+    registered = rows.registered(records)
+    if registered is not None:
+        return registered
     for _ in range(2):  # the second time in the schemas that the first one found
         decoder = rows.decoder(query.limits.max_value_bytes)
-        found = decoder.decode(*records, set()).to_pylist()
+        found = decoder.decode(records, set()).to_pylist()
         rows.admit_noted(row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA)
     bad = next((row["note"] for row in found if row["kind"] == Kind.UNDECODABLE), None)
     return [row["kind"] for row in found], bad

@@ -9,13 +9,13 @@ from pyspark.sql import types as T
 
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.column_defaults import ColumnDefault
-from stream_merge.jobs.kafka.newest_records import Records
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model import names
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import widening
 from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.decoding import Decoder
+from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes.base import Format, Kind
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding
@@ -120,9 +120,28 @@ class RowSchema:
     def admit_noted(self, notes: Iterable[str | None]) -> None:
         """As `admit`, of the schemas that a decoder has found; one of keys alone only while no row's is known."""
         of_rows, of_keys = null_values.schemas(notes)
+        of_keys = [self._format.key.learn(schema_id) for schema_id in of_keys]
         self.admit(*of_rows)
         if not self.known:
             self.admit(*of_keys)
+
+    def registered(self, records: Records) -> tuple[list[str], str | None] | None:
+        """Kinds of records in Avro by their schemas alone, which are admitted, and why one of them cannot be read.
+
+        Returns: None for records that are read without a registry.
+        """
+        kinds, problem = [], None
+        for value in records.values.to_pylist():
+            schema_ids = self._format.registered([value])
+            if schema_ids is None:
+                return None
+            self.admit(*(schema_ids - self.known - self.broken.keys()))
+            broken = [self.broken[schema_id] for schema_id in schema_ids if schema_id in self.broken]
+            if value is not None and not schema_ids:
+                broken.append("the record does not start with byte 0 and the id of a schema")
+            problem = problem or next(iter(broken), None)
+            kinds.append(str(Kind.UNDECODABLE if broken else Kind.UPSERT if schema_ids else Kind.NULL_VALUE))
+        return kinds, problem
 
     def admit(self, *schema_ids: str) -> None:
         """Let events of other schemas in; one that nothing can be stored in is the fault of its events.
@@ -224,7 +243,10 @@ class RowSchema:
 
     def _schemas(self, records: Records) -> set[str]:
         """The schemas that records are written in, without those that are let in already."""
-        found = self.decoder(self._max_value_bytes).decode(*records, set()).to_pylist()
+        registered = self._format.registered(records.values.to_pylist())
+        if registered is not None:
+            return registered - self.known
+        found = self.decoder(self._max_value_bytes).decode(records, set()).to_pylist()
         return set(null_values.schemas(row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA)[0])
 
     def _refuse_unfit_wishes(self, brought: list[tuple[str, T.DataType]]) -> None:

@@ -35,6 +35,8 @@ class Recorded:
     has_unread: bool
     """Whether records of the epoch could not be read: they may be changes, and be replayed one day."""
     topic_ids: dict[str, str]
+    servers: dict[str, str]
+    """Topic -> server that wrote the epoch's newest changes, where positions are of one server."""
     ends: dict[Place, int]
     """Topic and partition -> offset behind the last one that a commit of this query accounts for."""
     seen: dict[Place, int]
@@ -66,6 +68,7 @@ def recorded(section: Mapping[str, Any]) -> Recorded:
         other_topics=section.get("other_topics", False),
         has_unread=section.get("has_unread", False),
         topic_ids={name: topic["id"] for name, topic in topics.items() if topic["id"] is not None},
+        servers={name: topic["server"] for name, topic in topics.items() if "server" in topic},
         ends={place: found["range"][1] for place, found in partitions.items()},
         seen={place: found.get("seen", found["range"][1]) for place, found in partitions.items()},
     )

@@ -21,7 +21,7 @@ Place = tuple[str, int]
 
 K = TypeVar("K")
 
-_GROUP = ("topic", "partition", "kind", "note")
+_GROUP = ("topic", "partition", "kind", "server", "note")
 _NOTED = [str(Kind.FILTERED), str(Kind.OTHER_SCHEMA)]
 """Kinds of which the note is a reason or a schema, few of which there are."""
 _CHANGES = {str(Kind.UPSERT), str(Kind.DELETE), str(Kind.NULL_VALUE)}
@@ -77,6 +77,8 @@ class Tally:
     """Where there are rows that a snapshot has read."""
     streamed: set[Place] = field(default_factory=set)
     """Where there are changes that the connector has streamed."""
+    servers: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    """Topic -> server that wrote changes -> partition and offset of its first one there."""
     connector: str | None = None
     old_keys: int = 0
     first_truncate: tuple[str, int, int] | None = None
@@ -108,6 +110,10 @@ class Tally:
             newest_millis=self.newest_millis,
             reads=self.reads | second.reads,
             streamed=self.streamed | second.streamed,
+            servers={
+                topic: second.servers.get(topic, {}) | self.servers.get(topic, {})
+                for topic in self.servers.keys() | second.servers.keys()
+            },
             connector=second.connector or self.connector,
             old_keys=self.old_keys + second.old_keys,
             first_truncate=self.first_truncate or second.first_truncate,
@@ -158,6 +164,9 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
             tally.noted.add(row["note"])
         if row["kind"] == Kind.TRUNCATE and tally.first_truncate is None:
             tally.first_truncate = (*place, row["first_offset"])
+        if row["server"] is not None:
+            servers, first = tally.servers.setdefault(row["topic"], {}), (row["partition"], row["first_offset"])
+            servers[row["server"]] = min(first, servers.get(row["server"], first))
         tally.missing.update(row["missing"])
         tally.connector = row["connector"] or tally.connector
         tally.old_keys += row["old_keys"]

@@ -41,6 +41,8 @@ class DecodedBatch:
     """Partitions with rows that a snapshot has read."""
     streamed: frozenset[Place]
     """Partitions with changes that the connector has streamed."""
+    servers: Mapping[str, Mapping[str, tuple[int, int]]]
+    """As `Tally.servers`."""
     newest_millis: Mapping[str, int]
     """Topic -> commit time of its newest event at the source, milliseconds since the epoch."""
     first_truncate: tuple[str, int, int] | None
@@ -241,6 +243,7 @@ def _batch(
         lowest_positions=tally.lowest_positions,
         reads=frozenset(tally.reads),
         streamed=frozenset(tally.streamed),
+        servers=tally.servers,
         newest_millis=tally.newest_millis,
         first_truncate=tally.first_truncate,
         connector=tally.connector,

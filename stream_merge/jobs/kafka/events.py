@@ -21,7 +21,6 @@ from stream_merge.jobs.kafka.missing_values import (
     fill_across_key_changes,
 )
 from stream_merge.jobs.kafka.ordering import (
-    BY_LOG_POSITION,
     DELETE,
     EPOCH,
     OFFSET,
@@ -137,7 +136,7 @@ def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings, *, placi
 
 def _is_by_position(settings: QuerySettings) -> bool:
     """Whether events are ordered by the source's log; by Kafka's order a read is an event like any other."""
-    return settings.value_format.ordering == BY_LOG_POSITION
+    return settings.value_format.log is not None
 
 
 def _refuse_names(batch: DecodedBatch, settings: QuerySettings) -> None:

@@ -6,26 +6,29 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pyspark.sql import types as T
 
-from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET
+from stream_merge.jobs.kafka.ordering import BY_OFFSET
 from stream_merge.jobs.units import Model
-from stream_merge.sources.envelopes import debezium, plain
-from stream_merge.sources.envelopes.base import Format
-from stream_merge.sources.envelopes.debezium import Debezium
-from stream_merge.sources.envelopes.flattened import Added, Flattened
-from stream_merge.sources.envelopes.plain import PlainJson
-from stream_merge.sources.postgresql import (
+from stream_merge.sources.databases import DATABASES
+from stream_merge.sources.databases.base import (
     AmbiguousTypeError,
+    BigintUnsignedHandling,
     BinaryHandling,
+    Database,
     DecimalHandling,
     HstoreHandling,
     IntervalHandling,
     Modes,
     TimePrecision,
-    connect_schema,
 )
+from stream_merge.sources.envelopes import debezium, plain
+from stream_merge.sources.envelopes.base import Format
+from stream_merge.sources.envelopes.debezium import Debezium
+from stream_merge.sources.envelopes.flattened import Added, Flattened
+from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.wire.connect_avro import AvroKey, ConnectAvro, Schemas
 from stream_merge.sources.wire.connect_json import ConnectJson, RowSchema
 from stream_merge.sources.wire.connect_schema import PLACEHOLDER, encoding
 from stream_merge.sources.wire.encodings import Encoding
@@ -42,19 +45,35 @@ _WANTED: Mapping[str, T.DataType] = {
 }
 
 
+EncodingName = Literal["json", "avro"]
+_DATABASES = {database.name: database for database in DATABASES}
+
+
+def _database(name: str) -> str:
+    if name not in _DATABASES:
+        msg = f"[INVALID_SETTING] database: {name!r} must be one of {', '.join(_DATABASES)}"
+        raise ValueError(msg)
+    return name
+
+
 class DebeziumFormat(Model):
-    """`value_format: {type: debezium}`: envelopes in JSON, as PostgreSQL's connector writes them."""
+    """`value_format: {type: debezium}`: envelopes of Debezium's connectors."""
 
     deletes_by_null_values: ClassVar[bool] = False
     """Whether null-value records may be all that tells deletes."""
     type: Literal["debezium"] = "debezium"
+    database: Annotated[str, AfterValidator(_database)] = DATABASES[0].name
+    """Where the changes come from, as `source.connector` names it."""
+    encoding: EncodingName = "json"
+    """How Connect's converter writes records: in JSON, or in Avro with a schema registry."""
     columns: Mapping[str, str] | None = None
-    """Column -> PostgreSQL type, for records without a schema block."""
+    """Column -> type in the database, for records without a schema block."""
     types: Mapping[str, str] = {}
     """Column -> a type for numbers with a schema block: `string` or `decimal(p,s)` for a decimal, or a wider number
     than the block says (`smallint`, `int`, `bigint`, `double`, `decimal(p,s)`) for a column that is yet to be made."""
     time_precision_mode: TimePrecision | None = None
     decimal_handling_mode: DecimalHandling | None = None
+    bigint_unsigned_handling_mode: BigintUnsignedHandling | None = None
     binary_handling_mode: BinaryHandling | None = None
     interval_handling_mode: IntervalHandling | None = None
     hstore_handling_mode: HstoreHandling | None = None
@@ -67,29 +86,34 @@ class DebeziumFormat(Model):
         return Modes(
             time_precision=self.time_precision_mode,
             decimal_handling=self.decimal_handling_mode,
+            bigint_unsigned_handling=self.bigint_unsigned_handling_mode,
             binary_handling=self.binary_handling_mode,
             interval_handling=self.interval_handling_mode,
             hstore_handling=self.hstore_handling_mode,
             money_fraction_digits=self.money_fraction_digits,
         )
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
         """The decoder of records whose keys are written like that.
 
         Args:
             key: how they are written.
             key_completes: whether the job says so; deletes take the keys that they lack from there in any case.
+            schemas: of records in Avro.
         """
-        return Debezium(wire=self.wire(debezium.row_schema), key=key)
+        return Debezium(wire=self.wire(debezium.row_schema, schemas), key=key, database=_DATABASES[self.database])
 
-    def wire(self, row_schema: RowSchema) -> ConnectJson:
+    def wire(self, row_schema: RowSchema, schemas: Schemas | None) -> ConnectJson:
         """How values are written."""
-        return ConnectJson(
-            row_schema=row_schema,
-            declared=self.declared(),
-            placeholder=self.unavailable_value_placeholder,
-            wanted=self.wanted(),
-        )
+        settings: dict[str, Any] = {
+            "row_schema": row_schema,
+            "declared": self.declared(),
+            "placeholder": self.unavailable_value_placeholder,
+            "wanted": self.wanted(),
+        }
+        if self.encoding == "json":
+            return ConnectJson(**settings)
+        return ConnectAvro(**settings, schemas=Schemas() if schemas is None else schemas)
 
     def wanted(self) -> dict[str, T.DataType]:
         """The types of `types`."""
@@ -107,18 +131,24 @@ class DebeziumFormat(Model):
         return found
 
     @property
+    def log(self) -> Database | None:
+        """The database whose log orders the events of a key; None: its log does not."""
+        return _DATABASES[self.database]
+
+    @property
     def ordering(self) -> str:
         """Name of the sequence's definition, recorded with each commit."""
-        return BY_LOG_POSITION
+        return BY_OFFSET if self.log is None else self.log.ordering
 
     def declared(self) -> Mapping[str, Encoding] | None:
         """How the columns are written in records without a schema block."""
         if self.columns is None:
             return None
-        return {
-            name: encoding(connect_schema(column, self.modes), placeholder=self.unavailable_value_placeholder)
-            for name, column in self.columns.items()
-        }
+        schemas = {name: self._schema(column) for name, column in self.columns.items()}
+        return {name: encoding(one, placeholder=self.unavailable_value_placeholder) for name, one in schemas.items()}
+
+    def _schema(self, declared: str) -> dict[str, Any]:
+        return _DATABASES[self.database].connect_schema(declared, self.modes)
 
     @model_validator(mode="after")
     def _say_how_values_are_written(self) -> Self:
@@ -126,7 +156,7 @@ class DebeziumFormat(Model):
         self.wanted()
         for name, declared in (self.columns or {}).items():
             try:
-                connect_schema(declared, self.modes)
+                self._schema(declared)
             except AmbiguousTypeError as err:
                 problems.append(f"[INVALID_SETTING] column {name!r}: {err}")
         if problems:
@@ -140,23 +170,25 @@ class FlattenedFormat(DebeziumFormat):
     deletes_by_null_values: ClassVar[bool] = True
     type: Literal["flattened"] = "flattened"  # type: ignore[assignment]
     add_fields_prefix: str = Field(default="__", min_length=1)
-    position: Literal["lsn", "offset"] = "lsn"
+    position: Literal["log", "offset"] = "log"
     """What orders the events of a key; "offset" is for topics whose keys stay in their partitions."""
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
         """As `DebeziumFormat.format`."""
-        added = Added(prefix=self.add_fields_prefix)
+        database = _DATABASES[self.database]
+        added = Added(prefix=self.add_fields_prefix, database=database)
         return Flattened(
-            wire=self.wire(added.row_schema),
+            wire=self.wire(added.row_schema, schemas),
             key=key,
+            database=database,
             added=added,
             ordered_by_offset=self.position == "offset",
         )
 
     @property
-    def ordering(self) -> str:
-        """Name of the sequence's definition, recorded with each commit."""
-        return BY_LOG_POSITION if self.position == "lsn" else BY_OFFSET
+    def log(self) -> Database | None:
+        """As `DebeziumFormat.log`."""
+        return super().log if self.position == "log" else None
 
 
 class JsonFormat(Model):
@@ -175,7 +207,7 @@ class JsonFormat(Model):
         """As `DebeziumFormat.deletes_by_null_values`."""
         return self.deletes is None
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
         """The decoder of records whose keys are written like that."""
         return PlainJson(
             key=key,
@@ -188,6 +220,10 @@ class JsonFormat(Model):
     def wanted(self) -> dict[str, T.DataType]:
         """None: `columns` says all types."""
         return {}
+
+    @property
+    def log(self) -> None:
+        """As `DebeziumFormat.log`."""
 
     @property
     def ordering(self) -> str:
@@ -212,17 +248,19 @@ class JsonFormat(Model):
 class KeySettings(Model):
     """`key_format`: how record keys are written, whatever the values are."""
 
-    type: Literal["json", "text", "none"] = "json"
-    """An object with the key columns (of a single one also its value alone), text of the single key column, or
-    nothing that concerns the row."""
+    type: Literal["json", "avro", "text", "none"] = "json"
+    """An object with the key columns (of a single one also its value alone), in JSON or in Avro with a schema registry;
+    text of the single key column, or nothing that concerns the row."""
     holds: Literal["string", "integer"] = "string"
     """What the text of `type: text` is."""
 
-    def reader(self, keys: tuple[str, ...]) -> KeyFormat:
+    def reader(self, keys: tuple[str, ...], schemas: Schemas | None = None) -> KeyFormat:
         """The decoder of record keys, for a table with these key columns."""
         only = keys[0] if len(keys) == 1 else None
         if self.type == "none":
             return NoKey()
+        if self.type == "avro":
+            return AvroKey(schemas=Schemas() if schemas is None else schemas, json=JsonKey(only=only))
         if self.type == "json":
             return JsonKey(only=only)
         return TextKey(only=keys[0], is_integer=self.holds == "integer")
@@ -244,11 +282,14 @@ def _written_as_json(converter: str) -> BeforeValidator:
 
     def check(given: Any) -> Any:
         kind = given.get("type") if isinstance(given, Mapping) else given
-        if kind in ("avro", "protobuf"):
+        if kind == "protobuf":
             msg = (
-                f"[UNSUPPORTED_FORMAT] {kind} is not supported yet; set {converter} to"
-                " org.apache.kafka.connect.json.JsonConverter in the connector"
+                f"[UNSUPPORTED_FORMAT] {kind} is not supported yet; set {converter} in the connector to its Avro or"
+                " JSON converter"
             )
+            raise ValueError(msg)
+        if kind == "avro" and converter == "value.converter":
+            msg = "[INVALID_SETTING] 'avro' is an encoding; use {type: debezium, encoding: avro}, or type flattened"
             raise ValueError(msg)
         return given
 

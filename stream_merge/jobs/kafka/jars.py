@@ -21,8 +21,9 @@ from stream_merge.spark.downloads import (
 )
 from stream_merge.spark.versions import IVY_FOLDER
 
-CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
-"""What Spark 4.2's Kafka source needs beside Spark (org.apache.spark:spark-sql-kafka-0-10_2.13 names them)."""
+CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2", "spark-avro")
+"""What Spark 4.2's Kafka source needs beside Spark (org.apache.spark:spark-sql-kafka-0-10_2.13 names them), and what
+reads Avro."""
 
 _VERSION = re.compile(r"-\d[^-]*(?:-(?!\d)[^-]*)*\.jar$")
 

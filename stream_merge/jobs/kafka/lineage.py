@@ -15,7 +15,7 @@ from stream_merge.jobs.kafka.batch_offsets import Range, Ranges
 from stream_merge.jobs.kafka.commit_section import SECTION, Recorded, recorded, section_of
 from stream_merge.jobs.kafka.counts import Place, take_in
 from stream_merge.jobs.kafka.decode import DecodedBatch
-from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET, COMPONENTS, Placing
+from stream_merge.jobs.kafka.ordering import BY_OFFSET, COMPONENTS, Placing
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.kafka.uncommitted import Uncommitted
 from stream_merge.model import names
@@ -147,19 +147,46 @@ class Origin:
         Raises:
             ContractError: a new event stands too far behind.
         """
-        last, settings = self.last, self.settings
-        if last is None or settings.epoch > last.epoch or self.ordering != BY_LOG_POSITION:
+        last, settings, log = self.last, self.settings, self.settings.value_format.log
+        if last is None or settings.epoch > last.epoch or log is None:
             return
         for place, position in batch.lowest_positions.items():
             found, highest = ranges.get(place[0], {}).get(place[1]), last.positions.get(place)
             is_new = found is not None and found.start >= last.seen.get(place, 0)
-            if is_new and highest is not None and position < highest - settings.limits.max_position_regression:
+            most = settings.limits.max_position_regression
+            if is_new and highest is not None and log.regression(highest, position) > most:
+                back = f"{log.shown(highest)} to {log.shown(position)}"
                 msg = (
-                    f"[POSITION_REGRESSED] topic {place[0]!r}, partition {place[1]} went back from position {highest}"
-                    f" to {position}; if the source was restored, set 'epoch: {last.epoch + 1}'; if the connector"
-                    " re-delivers, raise max_position_regression"
+                    f"[POSITION_REGRESSED] topic {place[0]!r}, partition {place[1]} went back from position {back}; if"
+                    f" the source was restored, set 'epoch: {last.epoch + 1}'; if the connector re-delivers, raise"
+                    " max_position_regression"
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
+
+    def expect_same_servers(self, batch: DecodedBatch) -> None:
+        """Stop where changes were written by another server than those before: positions are of one server.
+
+        Raises:
+            ContractError: in the same epoch, or in one batch, of which no part could be of another epoch.
+        """
+        settings = self.settings
+        if settings.on_server_change == "ignore":
+            return
+        next_epoch = settings.epoch + 1
+        for topic, servers in batch.servers.items():
+            before = self._servers().get(topic)
+            others = sorted((place, server) for server, place in servers.items() if server != before)
+            if before is None:
+                before, others = (others[0][1], others[1:]) if others else (None, [])
+            if not others:
+                continue
+            (partition, offset), server = others[0]
+            remedy = "set" if len(servers) == 1 else "use a new checkpoint with 'start' there and"
+            msg = (
+                f"[SOURCE_SERVER_CHANGED] topic {topic!r}, partition {partition}, offset {offset}: server {server!r}"
+                f" follows {before!r}; {remedy} 'epoch: {next_epoch}', or 'on_server_change: ignore' within one binlog"
+            )
+            raise ContractError(msg, reasons={}, target=settings.target)
 
     def placing(self, batch: DecodedBatch) -> Placing:
         """Where the rows of a batch stand that a snapshot has read."""
@@ -207,10 +234,11 @@ class Origin:
     def recorded(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges) -> dict[str, Any]:
         """What the commit of a batch says: JSON."""
         topics: dict[str, Any] = {}
-        positions, streamed = self._highest(batch), self._streamed(batch)
+        positions, streamed, servers = self._highest(batch), self._streamed(batch), self._newest_servers(batch)
         for topic, partitions in ranges.items():
             topics[topic] = {
                 "id": self.topic_ids.get(topic),
+                **({"server": servers[topic]} if topic in servers else {}),
                 "partitions": {
                     str(p): {
                         **self._accounted(topic, p, found, batch, lost.get(topic, {}).get(p)),
@@ -258,6 +286,7 @@ class Origin:
             other_topics=self.other_topics,
             has_unread=self.has_unread,
             topic_ids=dict(self.topic_ids),
+            servers=self._newest_servers(batch),
             ends=ends,
             seen=seen,
         )
@@ -273,6 +302,15 @@ class Origin:
         highest = dict(last.positions) if last is not None and last.epoch == self.settings.epoch else {}
         take_in(highest, max, batch.highest_positions)
         return highest
+
+    def _servers(self) -> Mapping[str, str]:
+        """Topic -> server of the epoch's newest changes."""
+        last = self.last
+        return last.servers if last is not None and last.epoch == self.settings.epoch else {}
+
+    def _newest_servers(self, batch: DecodedBatch) -> dict[str, str]:
+        """The same, this batch included."""
+        return {**self._servers(), **{topic: max(servers) for topic, servers in batch.servers.items()}}
 
     def _streamed(self, batch: DecodedBatch) -> set[Place]:
         """Topics and partitions with changes of the epoch, this batch included."""

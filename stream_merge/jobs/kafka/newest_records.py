@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 
+from stream_merge.sources.decode.events import Records
 from stream_merge.sources.kafka.connection import Connection, TopicState
 
 SAMPLE = 200
 """Newest records of each partition that are read."""
 _LONGEST_SECONDS = 3.0
 _MOST_BYTES = 64 * 2**20
-
-
-class Records(NamedTuple):
-    """Records as a decoder takes them."""
-
-    keys: pa.BinaryArray
-    values: pa.BinaryArray
-    partitions: pa.Int32Array
 
 
 def newest(connection: Connection, topics: Mapping[str, TopicState]) -> Records:

@@ -11,8 +11,8 @@ the first version on: the target stores it."""
 POSITION_COMPONENTS = 3
 COMPONENTS = ("c1", "c2", "c3", "c4", "c5")
 """Their names inside `__stream_merge_sequence`."""
-BY_LOG_POSITION, BY_OFFSET = "postgresql/1", "offset/1"
-"""Names of the sequence's definition, recorded with each commit: what `POSITION` is."""
+BY_OFFSET = "offset/1"
+"""Name of the sequence's definition, recorded with each commit: what `POSITION` is. Others: `Database.ordering`."""
 DELETE = "$delete"
 TOPIC = "$topic"
 

@@ -23,7 +23,6 @@ from stream_merge.jobs.kafka.events import change_events
 from stream_merge.jobs.kafka.lineage import Origin
 from stream_merge.jobs.kafka.missing_values import Known, in_sequence
 from stream_merge.jobs.kafka.ordering import (
-    BY_LOG_POSITION,
     EPOCH,
     OFFSET,
     PARTITION,
@@ -307,7 +306,7 @@ def _behind_what_followed(
         return events
     keys, known = list(settings.keys), Known.of_query(session, settings)
     followers = [known.deletes(events)]
-    if settings.value_format.ordering == BY_LOG_POSITION:
+    if settings.value_format.log is not None:
         followers.append(known.rows(events))
     stored = [in_sequence(one, keys) for one in followers if one is not None]
     if not stored:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from yaml.error import MarkedYAMLError
 from yaml.parser import ParserError
@@ -42,6 +42,8 @@ from stream_merge.model.settings import Maintenance, SchemaEvolution, removed_se
 from stream_merge.model.table_ref import canonical_folder
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.kafka.connection import Connection, Isolation, Mechanism, Protocol, Security
+from stream_merge.sources.schema_registry import RegistrySettings, SchemaRegistry
+from stream_merge.sources.wire.connect_avro import Schemas
 
 _GROUPS = ("key_format", "value_format", "limits", "maintenance")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
@@ -82,12 +84,52 @@ class SecuritySettings(Model):
         return self
 
 
+class SchemaRegistrySettings(Model):
+    """`kafka.schema_registry`: where the schemas of records in Avro are."""
+
+    url: str = Field(pattern=r"^https?://")
+    user: str | None = None
+    password: SecretStr | None = None
+    token: SecretStr | None = None
+    ca_file: JobPath | None = None
+    certificate_file: JobPath | None = None
+    """Private key and certificate chain in one PEM."""
+    id_bytes: Literal[4, 8] = 4
+    """Bytes of a schema's id in a record: 4, or 8 as Apicurio's clients write them by default."""
+
+    def registry(self) -> RegistrySettings:
+        """For the client."""
+        return RegistrySettings(
+            url=self.url,
+            user=self.user,
+            password=None if self.password is None else self.password.get_secret_value(),
+            token=None if self.token is None else self.token.get_secret_value(),
+            ca_file=self.ca_file,
+            certificate_file=self.certificate_file,
+        )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.user is None) != (self.password is None):
+            msg = "[MISSING_SETTING] schema_registry needs both user and password, or neither"
+            raise ValueError(msg)
+        if self.user is not None and self.token is not None:
+            msg = "[CONFLICTING_SETTINGS] schema_registry takes user and password, or token; remove one of them"
+            raise ValueError(msg)
+        missing = [name for name in (self.ca_file, self.certificate_file) if name and not Path(name).is_file()]
+        if missing:
+            msg = f"[CANNOT_READ_FILE] file(s) {missing!r} do not exist; correct the path"
+            raise ValueError(msg)
+        return self
+
+
 class KafkaSettings(Model):
     """`kafka`: the cluster."""
 
     bootstrap: str = Field(min_length=1)
     security: SecuritySettings = SecuritySettings()
     isolation_level: Isolation = "read_committed"
+    schema_registry: SchemaRegistrySettings | None = None
 
     def connection(self) -> Connection:
         """The cluster, for Spark and for kafka-python."""
@@ -147,7 +189,8 @@ class Limits(Model):
     max_quarantine_share: float = Field(default=0.5, ge=0, le=1)
     """A batch of 1,000 or more records of which more is undecodable stops the job: the settings are wrong."""
     max_position_regression: Bytes = Field(default=2**30, ge=0)
-    """How far behind the highest position a new event may be before the source counts as another one; bytes of WAL."""
+    """How far behind the highest position a new event may be before the source counts as another one; bytes of the
+    database's log."""
 
 
 class MaintenanceSettings(Model):
@@ -239,6 +282,8 @@ class QuerySettings(Model):
     unchanged: Literal["update", "skip"] = "update"
     on_truncate: Literal["stop", "ignore"] = "stop"
     on_data_loss: Literal["stop", "continue"] = "stop"
+    on_server_change: Literal["stop", "ignore"] = "stop"
+    """For changes that another server wrote than those before; PostgreSQL's connector does not tell."""
     unavailable: Literal["quarantine", "null", "fail"] = "quarantine"
     schema_evolution: SchemaEvolution = True
     on_column_default: Literal["warn", "fill"] = "warn"
@@ -257,6 +302,8 @@ class QuerySettings(Model):
     tombstone_retention: Retention | None = Field(default=None, gt=0)
     limits: Limits = Limits()
     maintenance: MaintenanceSettings | None = None
+    _registry: SchemaRegistrySettings | None = PrivateAttr(default=None)
+    """That of the job."""
 
     @property
     def event_keys(self) -> tuple[str, ...]:
@@ -282,10 +329,24 @@ class QuerySettings(Model):
         """The same for the same settings."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
+    @property
+    def needs_registry(self) -> bool:
+        """Whether its records are in Avro."""
+        return self.key_format.type == "avro" or self._values_are_avro
+
+    @property
+    def _values_are_avro(self) -> bool:
+        return isinstance(self.value_format, DebeziumFormat) and self.value_format.encoding == "avro"
+
     def format(self) -> Format:
         """The decoder of its records."""
-        key = self.key_format.reader(self.event_keys)
-        return self.value_format.format(key, key_completes="key_format" in self.model_fields_set)
+        given = self._registry
+        registry = None if given is None else SchemaRegistry(given.registry())
+        schemas = Schemas(registry=registry, id_bytes=4 if given is None else given.id_bytes)
+        is_given = "key_format" in self.model_fields_set
+        settings = KeySettings(type="avro") if self._values_are_avro and not is_given else self.key_format
+        key = settings.reader(self.event_keys, schemas)
+        return self.value_format.format(key, key_completes=is_given, schemas=schemas)
 
     @model_validator(mode="after")
     def _fits_together(self) -> QuerySettings:
@@ -340,6 +401,16 @@ class JobSettings(Model):
             api_key = None if given.api_key is None else given.api_key.get_secret_value()
             found.append(Lineage(given.url, namespace=given.namespace, inputs=inputs, api_key=api_key))
         return found
+
+    @model_validator(mode="after")
+    def _have_registry(self) -> JobSettings:
+        registry = self.kafka.schema_registry
+        for query in self.queries:
+            query._registry = registry
+            if registry is None and query.needs_registry:
+                msg = f"[MISSING_SETTING] query {query.name!r} reads Avro; set kafka.schema_registry.url"
+                raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _can_be_observed(self) -> JobSettings:

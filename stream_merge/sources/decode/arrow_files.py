@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge.sources.decode.decoding import Decoder, old_keys
-from stream_merge.sources.decode.events import PLACE
+from stream_merge.sources.decode.decoding import Decoder
+from stream_merge.sources.decode.events import PLACE, Records
 from stream_merge.spark.versions import arrow_table, arrow_type, decoded
 
 _PLACE = T.StructType(
@@ -94,15 +94,16 @@ def spooled(records: DataFrame, decoder: Decoder) -> Spool:
         deleted: set[tuple[int, bytes]] = set()
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, stored) as writer:
             has_path = False
-            for *place, keys, values, old in batches:
-                count = len(values)
+            for columns in batches:
+                place, records = list(columns[: len(PLACE)]), Records(*columns[len(PLACE) :])
+                count = len(records.values)
                 if count:
-                    events = decoder.decode(keys, values, place[1], deleted, old)
+                    events = decoder.decode(records, deleted)
                     writer.write_batch(_placed(place, events, stored))
                 yield pa.array([None if has_path else path] + [None] * (count - 1) if count else [], pa.string())
                 has_path = has_path or count > 0
 
-    inputs = (*PLACE, "key", "value", old_keys(records))
+    inputs = (*PLACE, *decoder.inputs(records))
     try:
         # Not repeatable: the filter must not decode again.
         written = decoded(records, spool, *inputs, dtype=T.StringType(), name=_FILE, is_repeatable=False)

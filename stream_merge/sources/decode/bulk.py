@@ -167,6 +167,7 @@ def _events(
         "kind": pa.repeat(pa.scalar(str(kind)), count),
         "position": read.position,
         "last_commit": read.last_commit,
+        "server": read.server,
         "is_snapshot": read.is_snapshot,
         "source_millis": pc.if_else(is_time, read.source_millis, pa.scalar(None, pa.int64())),
         "connector": read.connector,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +16,15 @@ from pyspark.sql import types as T
 from stream_merge.model.logs import tell
 from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.bulk import Piece, pieces
-from stream_merge.sources.decode.events import META, OLD_KEY, PLACE, ROW, Reading, is_time
-from stream_merge.sources.decode.null_values import Records
+from stream_merge.sources.decode.events import META, OLD_KEY, PLACE, ROW, Reading, Records, is_time
+from stream_merge.sources.decode.null_values import OneByOne
 from stream_merge.sources.envelopes.base import Kind, Read
 from stream_merge.sources.wire import connect_schema
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding, decode, folded
 from stream_merge.sources.wire.json_table import FEWEST
 from stream_merge.sources.wire.keys import JsonKey
-from stream_merge.sources.wire.strict_json import UndecodableError
+from stream_merge.sources.wire.strict_json import UndecodableError, UnknownSchemaError
 from stream_merge.spark.columns import holds
 from stream_merge.spark.versions import arrow_type, decoded
 
@@ -45,7 +45,7 @@ def events(records: DataFrame, decoder: Decoder) -> DataFrame:
     rows = decoded(
         records,
         decoder,
-        *("key", "value", "partition", old_keys(records)),
+        *decoder.inputs(records),
         dtype=decoder.schema,
         name=_DECODED,
         keep=PLACE,
@@ -53,7 +53,7 @@ def events(records: DataFrame, decoder: Decoder) -> DataFrame:
     return rows.select(*PLACE, f"{_DECODED}.*")
 
 
-def old_keys(records: DataFrame) -> Column:
+def _old_keys(records: DataFrame) -> Column:
     """The header of each record with the row's former key, as bytes; NULL without."""
     if "headers" in records.columns:
         return F.get(F.filter("headers", lambda header: header["key"] == _OLD_KEY_HEADER), F.lit(0))["value"]
@@ -67,30 +67,30 @@ class Decoder(Reading):
     Guarantees: one event for each record, in order. Never raises for the content of a record.
     """
 
+    def inputs(self, records: DataFrame) -> Sequence[str | Column]:
+        """What `__call__` reads of records; where Spark transcodes them, key and value once more as they are."""
+        texts = self.format.texts()
+        key, value = ("key", "value") if texts is None else texts
+        return (key, value, "partition", _old_keys(records), *(() if texts is None else ("key", "value")))
+
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Decode a task's record keys, values, partitions and old keys, in the order of their offsets."""
         deleted: set[tuple[int, bytes]] = set()
-        for keys, values, partitions, old_keys in batches:
-            yield self.decode(keys, values, partitions, deleted, old_keys)
+        for columns in batches:
+            yield self.decode(Records(*columns), deleted)
 
-    def decode(
-        self,
-        keys: pa.BinaryArray,
-        values: pa.BinaryArray,
-        partitions: pa.Int32Array,
-        deleted: set[tuple[int, bytes]],
-        old_keys: pa.BinaryArray | None = None,
-    ) -> pa.StructArray:
-        """Decode one batch in the order of its offsets: records of the expected form all at once, others one by one.
+    def decode(self, batch: Records, deleted: set[tuple[int, bytes]]) -> pa.StructArray:
+        """Decode records: those of the expected form all at once, others one by one.
 
         `deleted` has partition and record key of each delete so far that is the last of its key; it is changed.
         """
-        if old_keys is None:
-            old_keys = pa.nulls(len(keys), pa.binary())
+        keys, values, partitions = batch[:3]
         at_once = self._at_once(keys, values)
         done = pa.concat_arrays([piece.indexes for piece in at_once] or [pa.array([], pa.int64())])
         rest = _others(len(values), done)
-        records = Records(rest.to_pylist(), *(c.take(rest).to_pylist() for c in (keys, values, partitions, old_keys)))
+        old_keys = pa.nulls(len(keys), pa.binary()) if batch.old_keys is None else batch.old_keys
+        columns = keys, values, partitions, old_keys
+        records = OneByOne(rest.to_pylist(), *(column.take(rest).to_pylist() for column in columns))
         reads = [self._read(key, value) for key, value in zip(records.keys, records.values, strict=True)]
         deletes = _positions([piece.indexes for piece in at_once if piece.are_deletes], keys, partitions)
         gone = {key for _, key in deleted} | {key for _, (_, key) in deletes}
@@ -100,6 +100,9 @@ class Decoder(Reading):
         back = _positions([piece.indexes for piece in at_once if not piece.are_deletes], keys, partitions, only=gone)
         null_values.mark_redundant(reads, records, deletes, back, deleted)
         null_values.judge_keys(reads, self.format, self.columns, self.keys)
+        if batch.raw_keys is not None and batch.raw_values is not None:
+            raw = (column.take(rest).to_pylist() for column in (batch.raw_keys, batch.raw_values))
+            records = records._replace(keys=next(raw), values=next(raw))
         events = self._events(reads, records)
         if not at_once:
             return events
@@ -121,9 +124,16 @@ class Decoder(Reading):
             return self._read_strictly(key, value)
         except UndecodableError as err:
             return Read(Kind.UNDECODABLE, note=str(err))
+        except UnknownSchemaError as err:
+            return self._in_unknown_schema(str(err))
         except Exception as err:
             # Whatever a record contains, it must not stop the query.
             return Read(Kind.UNDECODABLE, note=f"{type(err).__name__}: {err}")
+
+    def _in_unknown_schema(self, schema_id: str) -> Read:
+        if schema_id in self.broken:
+            return Read(Kind.UNDECODABLE, note=f"its schema cannot be stored: {self.broken[schema_id]}")
+        return Read(Kind.OTHER_SCHEMA, note=schema_id)
 
     def _read_strictly(self, key: bytes | None, value: bytes | None) -> Read:
         if value is None:
@@ -177,7 +187,7 @@ class Decoder(Reading):
 
     # -- all columns -------------------------------------------------------------------------
 
-    def _events(self, reads: list[Read], records: Records) -> pa.StructArray:
+    def _events(self, reads: list[Read], records: OneByOne) -> pa.StructArray:
         missing = _Missing()
         rows = self._rows(reads, missing)
         refusable = missing.null_keys | missing.unavailable.keys()
@@ -190,6 +200,7 @@ class Decoder(Reading):
             "raw_old_key": _where(has_raw, records.old_keys),
             "position": [read.position for read in reads],
             "last_commit": [read.last_commit for read in reads],
+            "server": [_storable(read.server) for read in reads],
             "is_snapshot": [read.is_snapshot for read in reads],
             "source_millis": [read.source_millis if is_time(read.source_millis) else None for read in reads],
             "connector": [_storable(read.connector) for read in reads],

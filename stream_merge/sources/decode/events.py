@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import types as T
 
 from stream_merge.sources.envelopes.base import Format
@@ -20,6 +22,7 @@ META = T.StructType(
         T.StructField("raw_old_key", T.BinaryType()),
         T.StructField("position", T.LongType()),
         T.StructField("last_commit", T.LongType()),
+        T.StructField("server", T.StringType()),
         T.StructField("is_snapshot", T.BooleanType()),
         T.StructField("source_millis", T.LongType()),
         T.StructField("connector", T.StringType()),
@@ -27,14 +30,28 @@ META = T.StructType(
         T.StructField("absent", T.ArrayType(T.StringType())),
     ]
 )
-"""Metadata of each record. `raw_` columns are NULL unless the record may be read again; `position` and `last_commit`
-belong to the source's log; `unavailable` names the columns whose value the source left out of the event, `absent` those
-that the event's own schema lacks."""
+"""Metadata of each record. `raw_` columns are NULL unless the record may be read again; `position`, `last_commit` and
+`server` are those of `LogPosition`; `unavailable` names the columns whose value the source left out of the event,
+`absent` those that the event's own schema lacks."""
 OLD_KEY = "old_key"
 """Column with the row's former key, where an event with unavailable values has it; else NULL."""
 ROW = "row"
 """Column with the decoded row; of deletes only the keys."""
 MOST_MILLIS = 2**53
+
+
+class Records(NamedTuple):
+    """Records of a topic, a row each, in the order of their offsets."""
+
+    keys: pa.BinaryArray
+    values: pa.BinaryArray
+    partitions: pa.Int32Array
+    old_keys: pa.BinaryArray | None = None
+    """The header with the row's former key; None: of none."""
+    raw_keys: pa.BinaryArray | None = None
+    """The keys before they were transcoded; None: `keys`."""
+    raw_values: pa.BinaryArray | None = None
+    """The values before they were transcoded; None: `values`."""
 
 
 @dataclass(frozen=True, kw_only=True)

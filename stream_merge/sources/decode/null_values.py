@@ -14,7 +14,7 @@ from stream_merge.spark.columns import holds, nullable
 _KEY = "key: "
 
 
-class Records(NamedTuple):
+class OneByOne(NamedTuple):
     """Records that are read one by one."""
 
     indexes: list[int]
@@ -27,7 +27,7 @@ class Records(NamedTuple):
 
 def mark_redundant(
     reads: list[Read],
-    records: Records,
+    records: OneByOne,
     deletes: list[tuple[int, tuple[int, bytes]]],
     back: list[tuple[int, tuple[int, bytes]]],
     deleted: set[tuple[int, bytes]],

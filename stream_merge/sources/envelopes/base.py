@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -11,7 +11,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 
+from stream_merge.sources.databases import DATABASES
+from stream_merge.sources.databases.base import Database, LogPositions
 from stream_merge.sources.wire.connect_json import DECLARED, ConnectJson
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat
@@ -55,7 +59,9 @@ class Read(NamedTuple):
     connector: str | None = None
     """Name of the source in the connector (`topic.prefix`)."""
     last_commit: int | None = None
-    """Position of the last commit before the event."""
+    """`LogPosition.last_commit`."""
+    server: str | None = None
+    """`LogPosition.server`."""
     note: str | None = None
     """See `Kind`; of an upsert in a file the names of its fields that are not columns."""
     before: Mapping[str, Any] = _NO_FIELDS
@@ -76,6 +82,7 @@ class ReadMany(NamedTuple):
     source_millis: pa.Int64Array
     connector: pa.StringArray
     last_commit: pa.Int64Array
+    server: pa.StringArray
     key_completes: bool
     """Whether the record key has the keys that the image of a delete lacks."""
     before: pa.StructArray | None = None
@@ -92,11 +99,10 @@ class ReadMany(NamedTuple):
             schema_id=DECLARED,
             is_delete=pa.repeat(pa.scalar(False), count),
             image=image,
-            position=pa.repeat(pa.scalar(0, pa.int64()), count),
+            **LogPositions.at_start(count)._asdict(),
             is_snapshot=pa.repeat(pa.scalar(False), count),
             source_millis=pa.nulls(count, pa.int64()),
             connector=pa.nulls(count, pa.string()),
-            last_commit=pa.nulls(count, pa.int64()),
             key_completes=False,
             note=note,
         )
@@ -126,9 +132,25 @@ class Format(ABC):
     def is_declared(self) -> bool:
         """Whether columns are declared for records without a schema: those of the schema id ""."""
 
+    def texts(self) -> tuple[Column, Column] | None:
+        """Record keys and values as `read` takes them, where Spark transcodes them; None: as they are."""
+        key, value = self.key.text(), self.value_text()
+        if key is None and value is None:
+            return None
+        return F.col("key") if key is None else key, F.col("value") if value is None else value
+
+    def value_text(self) -> Column | None:
+        """Record values as `read` takes them; None: as they are."""
+        return None
+
+    def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
+        """Ids of the registered schemas of record values; None where they are read without a registry."""
+        del values
+        return None
+
     @abstractmethod
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """A record, taken apart. Raises `UndecodableError`."""
+        """A record, taken apart. Raises `UndecodableError`, and `UnknownSchemaError` with its schema's id."""
 
     @abstractmethod
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
@@ -166,6 +188,16 @@ class ConnectFormat(Format):
 
     wire: ConnectJson
     """Unwraps records and their rows."""
+    database: Database = DATABASES[0]
+    """Where the changes come from."""
+
+    def value_text(self) -> Column | None:
+        """As the wire writes them."""
+        return self.wire.text()
+
+    def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
+        """Ids of the registered schemas of record values."""
+        return self.wire.registered(values)
 
     @property
     def is_declared(self) -> bool:

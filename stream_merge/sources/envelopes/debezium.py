@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources import postgresql
 from stream_merge.sources.envelopes import base
 from stream_merge.sources.envelopes.base import ConnectFormat, Kind, Read, ReadMany
 from stream_merge.sources.wire import connect_schema, json_table
@@ -46,7 +45,7 @@ class Debezium(ConnectFormat):
         source = payload.get("source")
         if not isinstance(source, dict):
             refuse("the event has no source")
-        position = postgresql.position(source)
+        at = self.database.position(source)
         if schema_id is None:
             refuse("the event has no schema block, and the job declares no columns")
         image = payload.get("before" if op == "d" else "after")
@@ -64,11 +63,12 @@ class Debezium(ConnectFormat):
             Kind.DELETE if op == "d" else Kind.UPSERT,
             fields,
             schema_id,
-            position,
+            at.position,
             source.get("snapshot") in base.SNAPSHOT_READS,
             millis if type(millis) is int else None,
             name if isinstance(name, str) else None,
-            postgresql.last_commit(source.get(postgresql.LAST_COMMIT_FIELD)),
+            at.last_commit,
+            at.server,
             before=self.wire.named(before, schema_id) if isinstance(before, dict) else {},
         )
 
@@ -81,39 +81,41 @@ class Debezium(ConnectFormat):
             around = self.wire.shape(payloads.schema_id, payloads.texts, without=_IMAGES)
             if self._is_envelope(around):
                 for part, rows in payloads.read(pa.schema([*around, *((name, row) for name in sorted(_IMAGES))])):
-                    yield from _row_events(part, rows)
+                    yield from self._row_events(part, rows)
 
     def _is_envelope(self, around: pa.StructType) -> bool:
         types = {field.name: field.type for field in around}
         source = types.get("source", pa.null())
         if types.get("op") != pa.string() or not pa.types.is_struct(source):
             return False
-        return (postgresql.POSITION_FIELD, pa.int64()) in base.named(source) and base.tells_snapshot(source, "snapshot")
+        position = {(name, self.database.fields[name]) for name in self.database.required}
+        return position <= base.named(source) and base.tells_snapshot(source, "snapshot")
 
-
-def _row_events(payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
-    """The upserts with the row after, then the deletes with the row before."""
-    op, source, after = rows.field("op"), rows.field("source"), rows.field("after")
-    is_delete = pc.fill_null(pc.equal(op, "d"), False)
-    is_upsert = pc.is_in(op, value_set=pa.array(sorted(UPSERTS)))
-    position = base.inner(source, postgresql.POSITION_FIELD, pa.int64())
-    whole = json_table.lack_nothing(payloads.texts, rows, after, spared=is_delete)
-    every = ReadMany(
-        indexes=payloads.indexes,
-        schema_id=payloads.schema_id,
-        is_delete=is_delete,
-        image=after,
-        position=position,
-        is_snapshot=base.are_snapshot_reads(source, "snapshot"),
-        source_millis=base.inner(source, "ts_ms", pa.int64()),
-        connector=base.inner(source, "name", pa.string()),
-        last_commit=postgresql.last_commits(base.inner(source, postgresql.LAST_COMMIT_FIELD, pa.string())),
-        key_completes=True,
-    )
-    before = rows.field("before")
-    updates = every._replace(before=pc.if_else(pc.equal(op, "u"), before, pa.scalar(None, before.type)))
-    yield updates.where(pc.and_(pc.and_(is_upsert, whole), position.is_valid()))
-    yield every._replace(image=before).where(pc.and_(is_delete, position.is_valid()))
+    def _row_events(self, payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
+        """The upserts with the row after, then the deletes with the row before."""
+        op, source, after = rows.field("op"), rows.field("source"), rows.field("after")
+        is_delete = pc.fill_null(pc.equal(op, "d"), False)
+        is_upsert = pc.is_in(op, value_set=pa.array(sorted(UPSERTS)))
+        fields = self.database.fields
+        at = self.database.positions({name: base.inner(source, name, dtype) for name, dtype in fields.items()})
+        whole = json_table.lack_nothing(payloads.texts, rows, after, spared=is_delete)
+        every = ReadMany(
+            indexes=payloads.indexes,
+            schema_id=payloads.schema_id,
+            is_delete=is_delete,
+            image=after,
+            position=at.position,
+            is_snapshot=base.are_snapshot_reads(source, "snapshot"),
+            source_millis=base.inner(source, "ts_ms", pa.int64()),
+            connector=base.inner(source, "name", pa.string()),
+            last_commit=at.last_commit,
+            server=at.server,
+            key_completes=True,
+        )
+        before = rows.field("before")
+        updates = every._replace(before=pc.if_else(pc.equal(op, "u"), before, pa.scalar(None, before.type)))
+        yield updates.where(pc.and_(pc.and_(is_upsert, whole), at.position.is_valid()))
+        yield every._replace(image=before).where(pc.and_(is_delete, at.position.is_valid()))
 
 
 def _side_record(payload: Mapping[str, Any]) -> str | None:

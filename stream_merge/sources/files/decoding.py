@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
+from stream_merge.sources.decode import events as record_events
 from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.decode.events import ROW
 from stream_merge.sources.envelopes import plain
@@ -115,7 +116,9 @@ class FileDecoder:
             format=reader, columns=self.fields, keys=(), known=frozenset({DECLARED}), max_value_bytes=_LARGEST
         )
         count = len(records)
-        events = decoder.decode(pa.nulls(count, pa.binary()), records, pa.nulls(count, pa.int32()), set())
+        events = decoder.decode(
+            record_events.Records(pa.nulls(count, pa.binary()), records, pa.nulls(count, pa.int32())), set()
+        )
         return pa.StructArray.from_arrays(
             [events.field(name) for name in ("kind", "note", ROW)], names=["kind", "note", ROW]
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column
 from pyspark.sql import types as T
 
 from stream_merge.sources.wire import connect_schema, json_table
@@ -65,6 +66,15 @@ class ConnectJson:
     def is_declared(self) -> bool:
         """Whether columns are declared for records without a schema block."""
         return self.declared is not None
+
+    def text(self) -> Column | None:
+        """Record values as `parse` takes them; None: as they are."""
+        return None
+
+    def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
+        """Ids of the registered schemas of record values; None: they have none."""
+        del values
+        return None
 
     def parse(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
         """The payload of a record, and the id of the schema of its row; None where it has none."""
@@ -149,8 +159,12 @@ class ConnectJson:
                 refuse("the job declares no columns")
             return self.declared
         if schema_id not in self._known:
-            self._known[schema_id] = {
-                name: connect_schema.encoding(inner, placeholder=self.placeholder, wanted=self.wanted.get(name))
-                for name, inner in connect_schema.fields(json.loads(schema_id)).items()
-            }
+            self._known[schema_id] = self.columns(json.loads(schema_id))
         return self._known[schema_id]
+
+    def columns(self, row: Mapping[str, Any]) -> Mapping[str, Encoding]:
+        """The encodings of the columns of a row's schema."""
+        return {
+            name: connect_schema.encoding(inner, placeholder=self.placeholder, wanted=self.wanted.get(name))
+            for name, inner in connect_schema.fields(row).items()
+        }

@@ -8,7 +8,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from pyspark.sql import types as T
@@ -56,9 +56,13 @@ _NAMED: dict[str, Callable[[], Encoding]] = {
     "io.debezium.time.NanoTimestamp": lambda: times.timestamp_from_units(_NANOS),
     "io.debezium.time.IsoTimestamp": lambda: times.timestamp_from_text(with_zone=False),
     "io.debezium.time.ZonedTimestamp": lambda: times.timestamp_from_text(with_zone=True),
+    **{
+        f"avro.timestamp-{unit}": partial(times.timestamp_from_units, per_second, with_zone=True)
+        for unit, per_second in (("millis", _MILLIS), ("micros", _MICROS), ("nanos", _NANOS))
+    },
 }
-"""Semantic types. Others are stored by their base type: Json, Xml, Uuid, Enum, Ltree, ZonedTime, Interval as text,
-MicroDuration as microseconds, Bits as bytes, Point as a struct."""
+"""Semantic types; those of Avro are of producers other than Connect. Others are stored by their base type: Json, Xml,
+Uuid, Enum, Ltree, ZonedTime, Interval as text, MicroDuration as microseconds, Bits as bytes, Point as a struct."""
 
 
 def encoding(

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column
 
 from stream_merge.sources.wire import connect_schema
 from stream_merge.sources.wire.strict_json import UndecodableError, parse, utf8_text
@@ -35,6 +36,14 @@ class KeyFormat:
         """Id of the schema that a key includes, or None."""
         del key
         return None
+
+    def text(self) -> Column | None:
+        """Record keys as `fields` takes them; None: as they are."""
+        return None
+
+    def learn(self, schema_id: str) -> str:
+        """Id of the columns of a key's schema."""
+        return schema_id
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,8 +130,10 @@ def dates_from_text(values: pa.Array) -> pa.Array | None:
     return dates if within(dates.view(pa.int32()), *_DAYS) else None
 
 
-def micros(values: pa.Array, *, units_per_second: int, least: int, most: int) -> pa.Array | None:
-    """Units since 1970 on a clock without zone, within a range of microseconds."""
+def micros(
+    values: pa.Array, *, units_per_second: int, least: int, most: int, with_zone: bool = False
+) -> pa.Array | None:
+    """Units since 1970, within a range of microseconds: a time on a clock without zone, or an instant."""
     try:
         if units_per_second <= _MICROS_PER_SECOND:
             numbers = pc.multiply_checked(values, _MICROS_PER_SECOND // units_per_second)
@@ -142,7 +144,8 @@ def micros(values: pa.Array, *, units_per_second: int, least: int, most: int) ->
                 return None
     except pa.ArrowException:
         return None
-    return numbers.view(pa.timestamp("us")) if within(numbers, least, most) else None
+    dtype = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
+    return numbers.view(dtype) if within(numbers, least, most) else None
 
 
 def timestamps_from_text(

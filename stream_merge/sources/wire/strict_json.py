@@ -14,6 +14,10 @@ class UndecodableError(ValueError):
     """An event that cannot be read without guessing; the text is the reason."""
 
 
+class UnknownSchemaError(Exception):
+    """An event in a schema that only a registry has, which the driver asks; the text is the schema's id."""
+
+
 def _refuse_constant(name: str) -> NoReturn:
     msg = f"{name} is not JSON"
     raise UndecodableError(msg)

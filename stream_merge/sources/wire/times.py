@@ -20,6 +20,8 @@ _LEAST_MICROS = (datetime.min - _EPOCH) // timedelta(microseconds=1)
 _MOST_MICROS = (datetime.max - _EPOCH) // timedelta(microseconds=1)
 """Years 1 to 9999: Spark and Arrow's readers agree on them."""
 _DAY_MICROS = 86_400_000_000
+_CLOCK_MICROS = 839 * 3_600_000_000
+"""More than any TIME of MariaDB 10 and MySQL 8."""
 
 
 def date_from_days() -> Encoding:
@@ -49,8 +51,8 @@ def date_from_text() -> Encoding:
     return scalar(T.DateType(), pa.date32(), one, str, wire=pa.string(), many=M.dates_from_text)
 
 
-def timestamp_from_units(units_per_second: int) -> Encoding:
-    """Units since 1970-01-01 00:00 on a clock without zone (milli-, micro- or nanoseconds)."""
+def timestamp_from_units(units_per_second: int, *, with_zone: bool = False) -> Encoding:
+    """Units since 1970-01-01 00:00 (milli-, micro- or nanoseconds): a time on a clock without zone, or an instant."""
 
     def one(value: int) -> int:
         micros, rest = divmod(value * 1_000_000, units_per_second)
@@ -58,7 +60,11 @@ def timestamp_from_units(units_per_second: int) -> Encoding:
             refuse(f"{value} nanoseconds is not a whole number of microseconds")
         return _within(micros, value)
 
-    many = partial(M.micros, units_per_second=units_per_second, least=_LEAST_MICROS, most=_MOST_MICROS)
+    many = partial(
+        M.micros, units_per_second=units_per_second, least=_LEAST_MICROS, most=_MOST_MICROS, with_zone=with_zone
+    )
+    if with_zone:
+        return scalar(T.TimestampType(), pa.timestamp("us", tz="UTC"), one, int, wire=pa.int64(), many=many)
     return scalar(T.TimestampNTZType(), pa.timestamp("us"), one, int, wire=pa.int64(), many=many)
 
 
@@ -140,21 +146,21 @@ def _zone(name: str) -> tzinfo | None:
 
 
 def clock_time(units_per_second: int) -> Encoding:
-    """Units since midnight as text `hh:mm:ss[.ffffff]`, up to 24:00:00."""
+    """Units since midnight as text `hh:mm:ss[.ffffff]`; MySQL's TIME goes from -838:59:59 to 838:59:59.999999."""
 
     def one(value: int) -> str:
         micros, rest = divmod(value * 1_000_000, units_per_second)
-        if rest or not 0 <= micros <= _DAY_MICROS:
-            refuse(f"{value} is not a time of day in whole microseconds")
+        if rest or abs(micros) >= _CLOCK_MICROS:
+            refuse(f"{value} is not a time of less than 839 hours in whole microseconds")
         return clock_text(micros)
 
     return scalar(T.StringType(), pa.string(), one, int, wire=pa.int64())
 
 
 def clock_text(micros: int) -> str:
-    """Microseconds since midnight as `hh:mm:ss[.ffffff]`, without trailing zeros."""
-    seconds, fraction = divmod(micros, 1_000_000)
-    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    """Microseconds since midnight as `[-]hh:mm:ss[.ffffff]`, without trailing zeros."""
+    seconds, fraction = divmod(abs(micros), 1_000_000)
+    text = f"{'-' if micros < 0 else ''}{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{text}.{fraction:06}".rstrip("0") if fraction else text
 
 

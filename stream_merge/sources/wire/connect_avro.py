@@ -1,0 +1,186 @@
+"""Avro records in Confluent's framing, which Spark transcodes to the JSON that Connect's JSON converter writes.
+
+A record is a magic byte 0, the id of its schema in a registry, and Avro. From then on it is read as `ConnectJson`, so
+that topics in Avro and in JSON give the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro
+
+from stream_merge.sources.schema_registry import SchemaRegistry
+from stream_merge.sources.wire import avro_schema, connect_schema
+from stream_merge.sources.wire.avro_schema import AvroSchema
+from stream_merge.sources.wire.connect_json import ConnectJson
+from stream_merge.sources.wire.encodings import Encoding
+from stream_merge.sources.wire.keys import JsonKey, KeyFormat
+from stream_merge.sources.wire.strict_json import UndecodableError, UnknownSchemaError
+
+_UNREAD = "registry:"
+"""Start of a schema id, and of the text of a record whose schema is not known here yet."""
+_NOT_FRAMED, _OF_GLUE = b"not framed", b"of glue"
+_MAGIC, _MAGIC_OF_GLUE = b"\x00", b"\x03\x00"
+_PERMISSIVE = {"mode": "PERMISSIVE"}
+_MEMBER = len('{"p":')
+
+
+@dataclass(kw_only=True)
+class Schemas:
+    """Schemas by their ids in the registry, as far as they were needed."""
+
+    registry: SchemaRegistry | None = None
+    """None on the workers."""
+    id_bytes: int = 4
+    """Bytes of an id: 4, or 8 as older Apicurio clients write them."""
+    known: dict[int, AvroSchema] = field(default_factory=dict)
+
+    def get(self, schema_id: str) -> AvroSchema:
+        """A schema by its id with `_UNREAD`, from the registry where it is not known yet.
+
+        Raises:
+            UndecodableError: there is none, or it has no columns.
+            OSError: the registry cannot be reached.
+        """
+        number = int(schema_id.removeprefix(_UNREAD))
+        if number not in self.known:
+            if self.registry is None:
+                raise UnknownSchemaError(schema_id)
+            registered = self.registry.schema(number)
+            if registered.kind != "AVRO":
+                msg = f"schema {number} is {registered.kind}, not AVRO"
+                raise UndecodableError(msg)
+            self.known[number] = avro_schema.parse(registered.text, registered.references)
+        return self.known[number]
+
+    def texts(self, framed: str, payload_start: Callable[[int, AvroSchema], str | None]) -> Column:
+        """The JSON texts of framed records, as bytes.
+
+        Args:
+            framed: binary column.
+            payload_start: what a text has before its payload, and a `}` behind it; None: the payload alone.
+        """
+        value, size = F.col(framed), 1 + self.id_bytes
+        prefix, body = F.substring(value, 1, size), F.expr(f"substring(`{framed}`, {size + 1})")
+        number = F.conv(F.hex(F.expr(f"substring(`{framed}`, 2, {self.id_bytes})")), 16, 10)
+        text = F.when(value.isNull(), F.lit(None).cast("binary"))
+        for schema_id, schema in self.known.items():
+            frame = _MAGIC + schema_id.to_bytes(self.id_bytes, "big")
+            member = F.to_json(
+                F.struct(from_avro(body, schema.physical, _PERMISSIVE).alias("p")), {"ignoreNullFields": "false"}
+            )
+            start = payload_start(schema_id, schema)
+            payload = F.substr(member, F.lit(_MEMBER + 1), F.length(member) - (_MEMBER + 1))
+            whole = payload if start is None else F.concat(F.lit(start), payload, F.lit("}"))
+            text = text.when(prefix == F.lit(frame), whole.cast("binary"))
+        is_framed = (F.substring(value, 1, 1) == F.lit(_MAGIC)) & (F.length(value) > size)
+        is_of_glue = F.substring(value, 1, 2) == F.lit(_MAGIC_OF_GLUE)
+        unread = F.concat(F.lit(_UNREAD), number).cast("binary")
+        return text.when(is_framed, unread).when(is_of_glue, F.lit(_OF_GLUE)).otherwise(F.lit(_NOT_FRAMED))
+
+    def ids(self, framed: Iterable[bytes | None]) -> set[str]:
+        """Ids of the schemas of framed records."""
+        end = 1 + self.id_bytes
+        heads = {one[:end] for one in framed if one is not None and one.startswith(_MAGIC) and len(one) > end}
+        return {f"{_UNREAD}{int.from_bytes(head[1:], 'big')}" for head in heads}
+
+
+def _expect_read(text: bytes) -> None:
+    """Refuse a text that is no JSON, as `Schemas.texts` marks it."""
+    if text.startswith(_UNREAD.encode()):
+        raise UnknownSchemaError(text.decode())
+    if text == _OF_GLUE:
+        msg = "the record has the header of AWS Glue's schema registry, which is not supported"
+        raise UndecodableError(msg)
+    if text == _NOT_FRAMED:
+        msg = "the record does not start with byte 0 and the id of a schema, as Avro of a schema registry does"
+        raise UndecodableError(msg)
+
+
+@dataclass(kw_only=True)
+class ConnectAvro(ConnectJson):
+    """Unwraps transcoded values."""
+
+    schemas: Schemas
+
+    def text(self) -> Column:
+        """The values of records, transcoded."""
+        return self.schemas.texts("value", lambda number, _: _start(number))
+
+    def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
+        """Ids of the schemas that values are framed with."""
+        return self.schemas.ids(values)
+
+    def parse(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
+        """As `ConnectJson.parse`.
+
+        Raises:
+            UnknownSchemaError: its schema is not known yet.
+        """
+        _expect_read(value)
+        return super().parse(value)
+
+    def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
+        """The encodings of a schema's columns; in the driver also of one that only the registry knows."""
+        if not schema_id.startswith(_UNREAD):
+            return super().encodings(schema_id)
+        if schema_id not in self._known:
+            row = self.row_schema(self.schemas.get(schema_id).block)
+            number = int(schema_id.removeprefix(_UNREAD))
+            self._known_starts[_start(number)] = None if row is None else schema_id
+            if row is None:
+                msg = f"schema {number} has no row"
+                raise UndecodableError(msg)
+            self._known[schema_id] = self.columns(row)
+        return self._known[schema_id]
+
+
+def _start(number: int) -> str:
+    return f'{{"schema":{number},"payload":'
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvroKey(KeyFormat):
+    """Record keys in Avro: an object with the key columns; of a single key column also its value alone."""
+
+    schemas: Schemas
+    json: JsonKey
+
+    def text(self) -> Column:
+        """The keys of records, transcoded; with a schema block where the value is NULL, since nothing else has it."""
+        bare = self.schemas.texts("key", lambda *_: None)
+        blocks = self.schemas.texts("key", lambda _, schema: f'{{"schema":{_block(schema)},"payload":')
+        return F.when(F.col("value").isNull(), blocks).otherwise(bare)
+
+    def fields(self, key: bytes | None) -> Mapping[str, Any]:
+        """JSON values of the key columns."""
+        if key is None:
+            return {}
+        _expect_read(key)
+        return self.json.fields(key)
+
+    def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
+        """Keys that are read at once."""
+        return self.json.are_readable(keys)
+
+    def schema(self, key: bytes) -> str | None:
+        """Id of the schema in a key's block, or None."""
+        _expect_read(key)
+        return self.json.schema(key)
+
+    def learn(self, schema_id: str) -> str:
+        """Get a key's schema from the registry; the id of its columns."""
+        if not schema_id.startswith(_UNREAD):
+            return schema_id
+        block = self.schemas.get(schema_id).block
+        return connect_schema.canonical({"type": "struct", "fields": block.get("fields", [])})
+
+
+def _block(schema: AvroSchema) -> str:
+    return connect_schema.canonical(schema.block)
