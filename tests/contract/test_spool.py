@@ -6,6 +6,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.source_batch import AtHand
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.layouts import plan_layout
-from stream_merge.sources.decode.arrow_files import Spool, spooled
+from stream_merge.sources.decode.arrow_files import spooled
 from stream_merge.sources.decode.decoding import Decoder, events
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.spark.versions import arrow_table
@@ -156,22 +157,24 @@ class Rows:
         self.defaults: dict[str, Any] = {}
         self._decoder = decoder
 
-    def decoder(self, _: int) -> Decoder:
+    def decoder(self) -> Decoder:
         return self._decoder
 
 
-def test_whole_rows_are_at_hand_until_the_batch_is_released(spark):
+def test_whole_rows_are_at_hand_until_the_batch_is_released(spark, monkeypatch):
     rows: Any = Rows(envelopes())
 
-    batch = decode.evaluate_here(records_of(spark, whole_rows(500)), rows, 20_000)
+    folders: list[str] = []
+    make = tempfile.mkdtemp
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: folders.append(make(**options)) or folders[-1])
+
+    with ExitStack() as held:
+        batch = decode.evaluate_here(records_of(spark, whole_rows(500)), rows, held)
+        there = [Path(folder).exists() for folder in folders]
 
     assert batch.at_hand is not None
-    assert batch.at_hand.num_rows == batch.records == 500
-    folder = Path(batch._spool.folder) if isinstance(batch._spool, Spool) else None
-    assert folder is not None
-    assert folder.exists()
-    batch.release()
-    assert not folder.exists()
+    assert batch.at_hand.num_rows == batch.tally.records == 500
+    assert (there, [Path(folder).exists() for folder in folders]) == ([True], [False])
 
 
 @pytest.mark.parametrize("odd", [b"{", None], ids=["undecodable", "null value"])
@@ -180,12 +183,13 @@ def test_one_record_that_is_none_takes_the_batch_to_rows(spark, odd):
     records[123] = (raw({"id": 1}), odd)
     frame, rows = records_of(spark, records), Rows(envelopes())
 
-    batch = decode.evaluate_here(frame, rows, 20_000)  # type: ignore[arg-type]
+    with ExitStack() as held:
+        batch = decode.evaluate_here(frame, rows, held)  # type: ignore[arg-type]
 
-    wanted = decode.evaluate(frame, rows, 20_000)  # type: ignore[arg-type]
-    assert batch.at_hand is None
-    assert batch.counts == wanted.counts
-    assert in_order(arrow_table(batch.frames[0])) == in_order(arrow_table(wanted.frames[0]))
+        wanted = decode.evaluate(frame, rows, held)  # type: ignore[arg-type]
+        assert batch.at_hand is None
+        assert batch.tally == wanted.tally
+        assert in_order(arrow_table(batch.frames[0])) == in_order(arrow_table(wanted.frames[0]))
 
 
 # -- the sink's evaluation ---------------------------------------------------------------------

@@ -179,9 +179,9 @@ def test_what_spark_merges_is_decoded_into_rows(stored: TopicJob, monkeypatch: p
     here: list[int] = []
     evaluate_here = decode.evaluate_here
 
-    def noted(records: DataFrame, rows: Any, max_value_bytes: int) -> decode.DecodedBatch:
+    def noted(*args: Any) -> decode.Decoded:
         here.append(1)
-        return evaluate_here(records, rows, max_value_bytes)
+        return evaluate_here(*args)
 
     monkeypatch.setattr(decode, "evaluate_here", noted)
     monkeypatch.setattr(reservations, "take", lambda *_: 0)

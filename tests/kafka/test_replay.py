@@ -15,7 +15,7 @@ from topic_job import TopicJob
 from stream_merge import ConfigError
 from stream_merge.jobs.kafka import control
 from stream_merge.jobs.kafka import replay as replaying
-from stream_merge.jobs.kafka.lineage import Origin
+from stream_merge.jobs.kafka.lineage import Lineage
 from stream_merge.jobs.kafka.ordering import Placing
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.run import Job
@@ -194,7 +194,7 @@ def test_a_row_that_a_snapshot_has_read_since_stays(
     job.merge(limits={"max_value_bytes": 200})
 
     if has_other_topics:
-        monkeypatch.setattr(Origin, "placing_of_others", Placing.AS_TOLD)
+        monkeypatch.setattr(Lineage, "placing_of_others", Placing.AS_TOLD)
     answer = run_again(job)
 
     won = ("x" * 300, 2) if has_other_topics else ("read", 0)
@@ -211,7 +211,7 @@ def test_what_a_delete_of_another_topic_may_have_followed_stays_unless_forced(
     unread = job.send(1, job.event("u", 1, "x" * 300, lsn=200))
     job.send(1, job.event("d", 1, lsn=100))
     job.merge(limits={"max_value_bytes": 200})
-    monkeypatch.setattr(Origin, "placing_of_others", Placing.AS_TOLD)
+    monkeypatch.setattr(Lineage, "placing_of_others", Placing.AS_TOLD)
 
     answer = run_again(job)
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stream_merge.jobs.kafka import lost_offsets
-from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Range
+from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Covered, Range
 from stream_merge.sources.kafka.connection import TopicState
 
 
@@ -54,4 +53,4 @@ def test_what_the_broker_has_removed_of_a_new_partition_is_lost(
         "t": {0: Range(start=100, end=200), 1: Range(start=0, end=500)},
         "u": {0: Range(start=60, end=70)},
     }
-    assert lost_offsets.lost(ranges, topics) == ({"t": lost} if lost else {})
+    assert Covered.by_broker(ranges, topics).lost == ({"t": lost} if lost else {})

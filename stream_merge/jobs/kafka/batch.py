@@ -6,23 +6,23 @@ import logging
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kafka.errors import AuthorizationError, UnsupportedVersionError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.errors import ContractError
-from stream_merge.jobs.kafka import column_defaults, decode, lost_offsets
-from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Ranges
+from stream_merge.jobs.kafka import column_defaults, decode
+from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Covered
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.commit_section import SECTION
-from stream_merge.jobs.kafka.decode import DecodedBatch
+from stream_merge.jobs.kafka.decode import Decoded
 from stream_merge.jobs.kafka.events import SOURCE_COLUMNS, change_events, change_events_at_hand
 from stream_merge.jobs.kafka.exit_codes import is_outage
+from stream_merge.jobs.kafka.guard import guard, refuse_lost, refuse_other_topics
 from stream_merge.jobs.kafka.lag import Progress
-from stream_merge.jobs.kafka.lineage import Origin
+from stream_merge.jobs.kafka.lineage import Lineage, read_lineage
 from stream_merge.jobs.kafka.newest_records import newest
 from stream_merge.jobs.kafka.ordering import DELETE, POSITION_COMPONENTS, SEQUENCE
 from stream_merge.jobs.kafka.settings import QuerySettings
@@ -31,10 +31,10 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import Create, Driver, Tombstones
-from stream_merge.model.source_batch import Intake, MostUndecodable, Undecodable
+from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.sink import MergeSink
 from stream_merge.sources.decode.arrow_files import workers_are_here
-from stream_merge.sources.decode.events import Records
+from stream_merge.sources.decode.events import PLACE
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.spark.streaming import caller_named
@@ -51,18 +51,6 @@ _EVENT_BYTES = 300
 """Of a decoded event, until a batch has told."""
 _COPIES = 4
 """Of a batch in the driver while the latest event of each key is looked for."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Read:
-    """What a batch brings."""
-
-    batch: DecodedBatch
-    ranges: Ranges
-    lost: Ranges
-    events: DataFrame | None
-    """None where nobody knows the columns of a row yet, so that there is no event either."""
-    intake: Intake
 
 
 class TopicSink:
@@ -82,7 +70,7 @@ class TopicSink:
         self._sink = sink
         self._rows = RowSchema.of_query(settings)
         self._checkpoint: Checkpoint | None = None
-        self._origin: Origin | None = None
+        self._lineage: Lineage | None = None
         self._has_looked_at_columns = False
         self._events_were_plain = True
         self._event_bytes: float = _EVENT_BYTES
@@ -99,133 +87,100 @@ class TopicSink:
             ContractError: a truncate, or too large a share of undecodable records; nothing is written.
             StreamMergeError: as `MergeSink`.
         """
-        with self._turn:
-            self._merge(batch_df, batch_id)
+        with self._turn, ExitStack() as held:
+            self._merge(batch_df, batch_id, held)
 
     def look_again(self) -> None:
         """Somebody else has written to the target: its columns may be others at the next batch."""
         self._has_looked_at_columns = False
 
-    def _merge(self, batch_df: DataFrame, batch_id: int) -> None:
-        began = time.perf_counter()
-        with ExitStack() as held:
-            with self._sink._calls.reading(batch_df, batch_id, began, is_outage):
-                self._look_around(batch_df)
-                known = self._rows.columns
-                read = self._read(batch_df, batch_id, held)
-            intake = replace(read.intake, began=began)
-            if read.events is not None:
-                self._sink._calls.merge(read.events, batch_id, intake)
-            else:
-                self._sink._calls.account(batch_df, batch_id, intake)
-            result = None if read.events is None else self._sink.last_result
-            self._known_origin().committed(read.ranges, read.batch, read.lost, result)
-            self._progress.merged(read.ranges, read.batch, read.lost, result)
-            if self._rows.columns != known or self._rows.defaults:
-                self.look_again()
+    def _merge(self, batch_df: DataFrame, batch_id: int, held: ExitStack) -> None:
+        began, calls, settings = time.perf_counter(), self._sink._calls, self._settings
+        with calls.reading(batch_df, batch_id, began, is_outage):
+            lineage, topics = self._look_around(batch_df), self._cluster.topics(settings.topic)
+            refuse_other_topics(lineage, topics)
+            lineage, known = lineage.at(topics), self._rows.columns
+            starts = {name: state.starts for name, state in topics.items()}
+            covered = Covered.by_broker(self._known_checkpoint(batch_df).ranges(batch_id, starts), topics)
+            refuse_lost(covered.lost, settings)
+            batch = self._decoded(batch_df, covered, held)
+            guard(batch, lineage, covered, batch_id)
+            intake = Intake(calls="every", began=began, undecodable=self._undecodable(batch, batch_df, batch_id))
+            events = None
+            if batch.row.fields:  # else nobody knows the columns of a row yet, so that there is no event either
+                placing = lineage.placing(batch.tally)
+                events = change_events(
+                    batch,
+                    batch_df.sparkSession,
+                    settings,
+                    held,
+                    placing=placing,
+                    epoch_since=lineage.epoch_since,
+                    ranges=covered.ranges,
+                )
+                intake = replace(
+                    intake,
+                    recorded={SECTION: lineage.section(covered, events.tally)},
+                    at_hand=change_events_at_hand(batch, settings, placing=placing),
+                    column_defaults=column_defaults.fills(batch.defaults, settings),
+                )
+        if events is None:
+            calls.account(batch_df, batch_id, intake)
+        else:
+            calls.merge(events.frame, batch_id, intake)
+        tally, result = (batch.tally, None) if events is None else (events.tally, self.last_result)
+        is_committed = result is not None and (result.version is not None or result.outcome == "skipped_duplicate")
+        self._lineage = lineage.behind(covered, tally, is_committed=is_committed)
+        self._progress.merged(covered, tally, result)
+        if self._rows.columns != known or self._rows.defaults:
+            self.look_again()
 
-    def _read(self, batch_df: DataFrame, batch_id: int, held: ExitStack) -> _Read:
-        """What the batch brings, or why it is not merged.
-
-        Args:
-            batch_df: the records.
-            batch_id: which batch.
-            held: what has to be given back when the batch is done.
-        """
-        topics = self._cluster.topics(self._settings.topic)
-        origin = self._known_origin()
-        origin.expect_same_topics(topics)
-        ranges = self._known_checkpoint(batch_df).ranges(
-            batch_id, {name: state.starts for name, state in topics.items()}
-        )
-        gone = lost_offsets.lost(ranges, topics)
-        if self._settings.on_data_loss == "stop":
-            lost_offsets.refuse(gone, self._settings.target)
-        batch = self._decoded(batch_df, ranges)
-        held.callback(batch.release)
-        self._stop_for_truncate(batch, batch_id)
-        self._stop_for_share(batch, batch_id)
-        decode.refuse_unknown_keys(batch)
-        origin.expect_no_regression(batch, ranges)
-        origin.expect_same_servers(batch)
-        undecodable = self._undecodable(batch, batch_df, batch_id)
-        if undecodable is not None:
-            tell(
-                log.warning,
-                "records_quarantined",
-                query=self._settings.name,
-                batch_id=batch_id,
-                undecodable=undecodable.events,
-                records=batch.records,
-                remedy="'stream-merge quarantine show' says why",
-            )
-        if not batch.row.fields:
-            intake = Intake(calls="every", undecodable=undecodable)
-            return _Read(batch=batch, ranges=ranges, lost=gone, events=None, intake=intake)
-        placing = origin.placing(batch)
-        events = change_events(
-            batch,
-            batch_df.sparkSession,
-            self._settings,
-            placing=placing,
-            epoch_since=origin.epoch_since(),
-            ranges=ranges,
-        )
-        intake = Intake(
-            calls="every",
-            recorded={SECTION: origin.recorded(ranges, batch, gone)},
-            at_hand=change_events_at_hand(batch, self._settings, placing=placing),
-            undecodable=undecodable,
-            column_defaults=column_defaults.fills(batch.defaults, self._settings),
-        )
-        return _Read(batch=batch, ranges=ranges, lost=gone, events=events, intake=intake)
-
-    def _decoded(self, batch_df: DataFrame, ranges: Ranges) -> DecodedBatch:
-        """In the driver where delta-rs will merge it there, and so it was with the batch before."""
-        most_bytes, rows, last = self._settings.limits.max_value_bytes, self._rows, self.last_result
-        records = sum(len(found) for partitions in ranges.values() for found in partitions.values())
-        need = int(records * self._event_bytes * _COPIES)
+    def _decoded(self, batch_df: DataFrame, covered: Covered, held: ExitStack) -> Decoded:
+        """In the driver where an engine will merge it there, and so it was with the batch before."""
+        rows, last, calls = self._rows, self.last_result, self._sink._calls
+        offsets = sum(len(offsets) for _, offsets in covered.places())
         if not (
             workers_are_here(batch_df.sparkSession)
             and rows.known
             and self._events_were_plain
             and (last is None or last.refusal is None)
-            and self._sink._calls.wants_events_at_hand(batch_df, need=need)
+            and calls.wants_events_at_hand(batch_df, need=int(offsets * self._event_bytes * _COPIES))
         ):
-            batch = decode.evaluate(batch_df, rows, most_bytes)
+            batch = decode.evaluate(batch_df, rows, held)
             self._events_were_plain = decode.is_plain(batch)
             return batch
-        batch = decode.evaluate_here(batch_df, rows, most_bytes)
+        batch = decode.evaluate_here(batch_df, rows, held)
         self._events_were_plain = batch.at_hand is not None
-        if batch.at_hand is not None and batch.records:
+        if batch.at_hand is not None and batch.tally.records:
             size = batch.at_hand.nbytes
-            self._event_bytes = size / batch.records
-            if not self._sink._calls.wants_events_at_hand(batch_df, need=size * _COPIES):
-                batch.at_hand = None  # they are larger than those before; Spark reads the files
+            self._event_bytes = size / batch.tally.records
+            if not calls.wants_events_at_hand(batch_df, need=size * _COPIES):
+                return replace(batch, at_hand=None)  # they are larger than those before; Spark reads the files
         return batch
 
     # -- what is there -----------------------------------------------------------------------
 
-    def _look_around(self, batch_df: DataFrame) -> None:
-        """At the first batch: the target's columns, and where its last recorded batch ended."""
-        if self._has_looked_at_columns:
-            return
-        session, target = batch_df.sparkSession, self._settings.target
-        found = spark_table.find(session, target)
-        self._rows.start_from(None if found is None else found.schema)
-        self._rows.look_ahead_in(self._newest)
-        if self._origin is None:
-            self._rows.admit_declared()
-            who = caller_named(batch_df, app_id=None, name=self._settings.name)
-            started = self._known_checkpoint(batch_df).initial()
-            self._origin = Origin.of_table(session, found, who.identity, self._settings, started=started)
-            self._progress.may_have_gaps = self._may_have_gaps()
-            if self._origin.mixes_offsets:
-                tell(log.warning, "other_topics_by_offset", query=self._settings.name, remedy=_MIXED_OFFSETS)
-        self._has_looked_at_columns = found is not None
-
-    def _newest(self) -> Records:
-        return newest(self._cluster.connection, self._cluster.topics(self._settings.topic))
+    def _look_around(self, batch_df: DataFrame) -> Lineage:
+        """The lineage; at the first batch, and behind another writer, look at the columns of the target, too."""
+        lineage = self._lineage
+        if lineage is None or not self._has_looked_at_columns:
+            session, target = batch_df.sparkSession, self._settings.target
+            found = spark_table.find(session, target)
+            self._rows.start_from(None if found is None else found.schema)
+            self._rows.look_ahead_in(
+                lambda: newest(self._cluster.connection, self._cluster.topics(self._settings.topic))
+            )
+            if lineage is None:
+                self._rows.admit_declared()
+                who = caller_named(batch_df, app_id=None, name=self._settings.name)
+                started = self._known_checkpoint(batch_df).initial()
+                lineage = read_lineage(session, found, self._settings, identity=who.identity, started=started)
+                self._progress.may_have_gaps = self._may_have_gaps()
+                if lineage.mixes_offsets:
+                    tell(log.warning, "other_topics_by_offset", query=self._settings.name, remedy=_MIXED_OFFSETS)
+            self._has_looked_at_columns = found is not None
+        self._lineage = lineage
+        return lineage
 
     def _may_have_gaps(self) -> frozenset[str] | None:
         """The topics that are compacted or written in transactions; None where the broker does not tell."""
@@ -242,54 +197,27 @@ class TopicSink:
             self._checkpoint = Checkpoint.in_session(batch_df.sparkSession, self._settings.checkpoint)
         return self._checkpoint
 
-    def _known_origin(self) -> Origin:
-        if self._origin is None:
-            msg = "the target has not been looked at yet"
-            raise AssertionError(msg)
-        return self._origin
-
-    # -- what stops the job ------------------------------------------------------------------
-
-    def _stop_for_truncate(self, batch: DecodedBatch, batch_id: int) -> None:
-        if batch.first_truncate is None:
-            return
-        topic, partition, offset = batch.first_truncate
-        if self._settings.on_truncate == "ignore":
-            tell(log.warning, "truncate_ignored", topic=topic, partition=partition, offset=offset)
-            return
-        msg = (
-            f"[SOURCE_TRUNCATED] topic {topic!r}, partition {partition}, offset {offset} truncates the source table"
-            f" of {self._settings.target!r}; set 'on_truncate: ignore', let the job pass it, stop it, delete older rows"
-        )
-        raise ContractError(msg, reasons={"truncate": 1}, target=self._settings.target, batch_id=batch_id)
-
-    def _stop_for_share(self, batch: DecodedBatch, batch_id: int) -> None:
-        bad, records = batch.total(Kind.UNDECODABLE), batch.records
-        most = MostUndecodable(share=self._settings.limits.max_quarantine_share, setting="max_quarantine_share")
-        if not most.is_exceeded(bad, records):
-            return
-        example = batch.of_kinds(Kind.UNDECODABLE).select("topic", "partition", "offset", "note").first()
-        where = (
-            "" if example is None else f"; {example[0]!r}, partition {example[1]}, offset {example[2]}: {example[3]}"
-        )
-        raise most.error(bad, records, target=self._settings.target, batch_id=batch_id, example=where)
-
-    # -- what goes where ---------------------------------------------------------------------
-
-    def _undecodable(self, batch: DecodedBatch, batch_df: DataFrame, batch_id: int) -> Undecodable | None:
-        events = batch.total(Kind.UNDECODABLE)
+    def _undecodable(self, batch: Decoded, batch_df: DataFrame, batch_id: int) -> Undecodable | None:
+        events = batch.tally.total(Kind.UNDECODABLE)
         if not events:
             return None
-        query = caller_named(batch_df, app_id=None, name=None).query
+        tell(
+            log.warning,
+            "records_quarantined",
+            query=self._settings.name,
+            batch_id=batch_id,
+            undecodable=events,
+            records=batch.tally.records,
+            remedy="'stream-merge quarantine show' says why",
+        )
         known: dict[str, Any] = {
             "reasons": F.array(F.lit("undecodable")),
-            "query": F.lit(query),
+            "query": F.lit(caller_named(batch_df, app_id=None, name=None).query),
             "batch_id": F.lit(batch_id),
             "recorded_at": F.current_timestamp(),
             "error": F.col("note"),
         }
-        same = ("topic", "partition", "offset", "timestamp", "raw_key", "raw_value")
-        known |= {name: F.col(name) for name in same}
+        known |= {name: F.col(name) for name in (*PLACE, "raw_key", "raw_value")}
         rows = batch.of_kinds(Kind.UNDECODABLE).select(
             *(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in quarantine.SCHEMA.fields)
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stream_merge.errors import ConfigError
-from stream_merge.sources.kafka.connection import Offsets, parse_offsets
+from stream_merge.sources.kafka.connection import Offsets, TopicState, parse_offsets
 from stream_merge.spark import checkpoint
 
 
@@ -24,11 +24,49 @@ class Range:
         return max(0, self.end - self.start)
 
 
+Place = tuple[str, int]
+"""Topic and partition."""
+
 _START = "stream_merge_start"
 """A note beside Spark's files."""
 
 Ranges = dict[str, dict[int, Range]]
 """topic -> partition -> offsets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Covered:
+    """The offsets of a batch."""
+
+    ranges: Ranges
+    lost: Ranges
+    """The parts that the broker has no longer: from where the batch starts to where the log starts now."""
+
+    @classmethod
+    def by_broker(cls, ranges: Ranges, topics: Mapping[str, TopicState]) -> Covered:
+        """With the topics as the broker describes them; one that is gone is not among them."""
+        lost: Ranges = {}
+        for topic, partitions in ranges.items():
+            starts = topics[topic].starts if topic in topics else {}
+            for partition, wanted in partitions.items():
+                first = starts.get(partition, wanted.end)
+                if len(wanted) and first > wanted.start:
+                    lost.setdefault(topic, {})[partition] = Range(start=wanted.start, end=min(first, wanted.end))
+        return cls(ranges=ranges, lost=lost)
+
+    def places(self) -> Iterator[tuple[Place, Range]]:
+        """Each topic and partition with its offsets."""
+        return _flat(self.ranges)
+
+    def lost_places(self) -> Iterator[tuple[Place, Range]]:
+        """Each topic and partition that has lost some, with these."""
+        return _flat(self.lost)
+
+
+def _flat(ranges: Ranges) -> Iterator[tuple[Place, Range]]:
+    for topic, partitions in ranges.items():
+        for partition, offsets in partitions.items():
+            yield (topic, partition), offsets
 
 
 class Checkpoint(checkpoint.Checkpoint):

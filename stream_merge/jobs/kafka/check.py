@@ -385,7 +385,7 @@ def _decoded(query: QuerySettings, rows: RowSchema, records: Records) -> tuple[l
     if registered is not None:
         return registered
     for _ in range(2):  # the second time in the schemas that the first one found
-        decoder = rows.decoder(query.limits.max_value_bytes)
+        decoder = rows.decoder()
         found = decoder.decode(records, set()).to_pylist()
         rows.admit_noted(row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA)
     bad = next((row["note"] for row in found if row["kind"] == Kind.UNDECODABLE), None)

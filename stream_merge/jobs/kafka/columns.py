@@ -95,7 +95,7 @@ class RowSchema:
         if self._format.is_declared:
             self.admit(DECLARED)
 
-    def decoder(self, max_value_bytes: int) -> Decoder:
+    def decoder(self) -> Decoder:
         """A decoder for the schemas that have been let in so far."""
         return Decoder(
             format=self._format,
@@ -103,7 +103,7 @@ class RowSchema:
             keys=self._keys,
             known=self.known,
             broken=self.broken,
-            max_value_bytes=max_value_bytes,
+            max_value_bytes=self._max_value_bytes,
         )
 
     @property
@@ -246,7 +246,7 @@ class RowSchema:
         registered = self._format.registered(records.values.to_pylist())
         if registered is not None:
             return registered - self.known
-        found = self.decoder(self._max_value_bytes).decode(records, set()).to_pylist()
+        found = self.decoder().decode(records, set()).to_pylist()
         return set(null_values.schemas(row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA)[0])
 
     def _refuse_unfit_wishes(self, brought: list[tuple[str, T.DataType]]) -> None:

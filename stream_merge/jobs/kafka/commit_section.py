@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stream_merge.jobs.kafka.counts import Place
+from stream_merge.jobs.kafka.batch_offsets import Place
 from stream_merge.model.snapshot import CommitRecord
 
 SECTION = "kafka"
@@ -15,7 +15,7 @@ REPLAY_SECTION = "replay"
 """The same where the records came from quarantine: their offsets are accounted for already."""
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
     """What the newest commit of a query says about where it stands."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -12,12 +12,10 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from stream_merge.jobs.kafka.batch_offsets import Place, Range
 from stream_merge.sources.decode.events import OLD_KEY
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
-
-Place = tuple[str, int]
-"""Topic and partition."""
 
 K = TypeVar("K")
 
@@ -56,23 +54,25 @@ class Counts:
         """All that the broker delivered."""
         return sum(self.kinds.values())
 
-    def add(self, other: Counts) -> None:
-        """Count another batch's, too."""
-        self.kinds.update(other.kinds)
-        self.filtered.update(other.filtered)
+    def __add__(self, other: Counts) -> Counts:
+        """Of two batches."""
+        return Counts(kinds=self.kinds + other.kinds, filtered=self.filtered + other.filtered)
 
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """What a batch holds, added up."""
+    """What a batch holds, added up; complete once it is given away."""
 
     counts: dict[Place, Counts] = field(default_factory=dict)
+    """Records of each topic and partition."""
     noted: set[str] = field(default_factory=set)
     """What records in unknown schemas note (`null_values.schemas`)."""
     highest_positions: dict[Place, int] = field(default_factory=dict)
+    """How far the source's log had come: of each partition that has changes, not only rows that a snapshot has read."""
     lowest_positions: dict[Place, int] = field(default_factory=dict)
+    """The same of the event that tells least, be it such a row."""
     newest_millis: dict[str, int] = field(default_factory=dict)
-    """By topic."""
+    """Topic -> commit time of its newest event at the source, milliseconds since 1970."""
     reads: set[Place] = field(default_factory=set)
     """Where there are rows that a snapshot has read."""
     streamed: set[Place] = field(default_factory=set)
@@ -80,34 +80,58 @@ class Tally:
     servers: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     """Topic -> server that wrote changes -> partition and offset of its first one there."""
     connector: str | None = None
+    """Name of the source that the connector gives, of one of the events."""
     old_keys: int = 0
+    """Events that lack values and say which key their row had before."""
     first_truncate: tuple[str, int, int] | None = None
+    """Topic, partition and offset."""
     missing: set[str] = field(default_factory=set)
+    """Columns that some event does not carry."""
     upserts_before: int = 0
     """Upserts of the first look, whose rows lack the columns that the second one brought."""
 
     @property
-    def others(self) -> int:
-        """Records in schemas that were not known."""
-        return sum(counts.kinds[str(Kind.OTHER_SCHEMA)] for counts in self.counts.values())
+    def records(self) -> int:
+        """All that the broker delivered."""
+        return sum(counts.records for counts in self.counts.values())
+
+    def total(self, kind: Kind) -> int:
+        """Records of a kind in all partitions."""
+        return sum(counts.kinds[str(kind)] for counts in self.counts.values())
+
+    def kinds(self) -> Counter[str]:
+        """Records by kind."""
+        return sum((counts.kinds for counts in self.counts.values()), Counter())
+
+    def gaps(self, place: Place, covered: Range) -> int:
+        """Offsets without a record."""
+        counts = self.counts.get(place)
+        return len(covered) - (0 if counts is None else counts.records)
+
+    def with_deletes(self, resolved: Mapping[Place, int]) -> Tally:
+        """So many null-value records of each partition delete something; the others say nothing new."""
+        counts = {}
+        for place, own in self.counts.items():
+            kinds, meant = own.kinds.copy(), resolved.get(place, 0)
+            nulls = kinds.pop(str(Kind.NULL_VALUE), 0)
+            kinds.update({str(Kind.DELETE): meant, str(Kind.REDUNDANT): nulls - meant})
+            counts[place] = replace(own, kinds=kinds)
+        return replace(self, counts=counts)
 
     def replaced_by(self, second: Tally) -> Tally:
         """With the second look instead of those that were left for it."""
-        upserts = sum(counts.kinds[str(Kind.UPSERT)] for counts in self.counts.values())
+        upserts = self.total(Kind.UPSERT)
         for place, counts in self.counts.items():
             counts.kinds.pop(str(Kind.OTHER_SCHEMA), None)
             again = second.counts.get(place)
             if again is not None:
                 counts.kinds.update(again.kinds)
                 counts.filtered.update(again.filtered)
-        take_in(self.lowest_positions, min, second.lowest_positions)
-        take_in(self.highest_positions, max, second.highest_positions)
-        take_in(self.newest_millis, max, second.newest_millis)
         return Tally(
             counts=self.counts,
-            lowest_positions=self.lowest_positions,
-            highest_positions=self.highest_positions,
-            newest_millis=self.newest_millis,
+            lowest_positions=furthest(self.lowest_positions, second.lowest_positions, min),
+            highest_positions=furthest(self.highest_positions, second.highest_positions),
+            newest_millis=furthest(self.newest_millis, second.newest_millis),
             reads=self.reads | second.reads,
             streamed=self.streamed | second.streamed,
             servers={
@@ -171,14 +195,14 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
         tally.connector = row["connector"] or tally.connector
         tally.old_keys += row["old_keys"]
         if row["lowest_position"] is not None:
-            take_in(tally.lowest_positions, min, {place: row["lowest_position"]})
+            tally.lowest_positions = furthest(tally.lowest_positions, {place: row["lowest_position"]}, min)
         if row["highest_position"] is not None:
-            take_in(tally.highest_positions, max, {place: row["highest_position"]})
+            tally.highest_positions = furthest(tally.highest_positions, {place: row["highest_position"]})
         if row["kind"] in _CHANGES:
             tally.reads.update([place] if row["has_reads"] else ())
             tally.streamed.update(() if row["has_only_reads"] else [place])
         if row["newest_millis"] is not None:
-            take_in(tally.newest_millis, max, {row["topic"]: row["newest_millis"]})
+            tally.newest_millis = furthest(tally.newest_millis, {row["topic"]: row["newest_millis"]})
     return tally
 
 
@@ -192,7 +216,6 @@ def _extremes() -> list[Column]:
     ]
 
 
-def take_in(numbers: dict[K, int], of: Callable[[int, int], int], found: Mapping[K, int]) -> None:
-    """Let numbers become the least or greatest of each key, with those that were found."""
-    for key, number in found.items():
-        numbers[key] = of(number, numbers.get(key, number))
+def furthest(numbers: Mapping[K, int], others: Mapping[K, int], of: Callable[[int, int], int] = max) -> dict[K, int]:
+    """The greatest number of each key, or the least."""
+    return {**numbers, **{key: of(number, numbers.get(key, number)) for key, number in others.items()}}

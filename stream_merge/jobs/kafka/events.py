@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import dataclass
+
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.errors import ConfigError, ContractError
 from stream_merge.jobs.kafka import column_defaults
-from stream_merge.jobs.kafka.batch_offsets import Ranges
-from stream_merge.jobs.kafka.decode import DecodedBatch, counted_by_place
+from stream_merge.jobs.kafka.batch_offsets import Place, Ranges
+from stream_merge.jobs.kafka.counts import Tally
+from stream_merge.jobs.kafka.decode import Decoded, evaluated
+from stream_merge.jobs.kafka.guard import refuse_unavailable
 from stream_merge.jobs.kafka.missing_values import (
     ABSENT,
     OLD_KEY,
@@ -46,71 +50,82 @@ SOURCE_COLUMNS = (names.UNAVAILABLE_COLUMN, names.ORIGIN_COLUMN)
 """What these events tell the sink beside row and sequence."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeEvents:
+    """The upserts and deletes of a batch, as the sink takes them."""
+
+    frame: DataFrame
+    """The row's columns, `SEQUENCE`, `DELETE` and `SOURCE_COLUMNS`."""
+    tally: Tally
+    """Of the batch, with its null-value records as what they mean."""
+
+
 def change_events(
-    batch: DecodedBatch,
+    batch: Decoded,
     session: SparkSession,
     settings: QuerySettings,
+    held: ExitStack,
     *,
     placing: Placing,
     epoch_since: int,
     ranges: Ranges | None = None,
-) -> DataFrame:
-    """The upserts and deletes of a batch: whole rows, null-value records resolved, as the sink takes them.
+) -> ChangeEvents:
+    """Whole rows in the order of their keys, null-value records resolved.
 
     Args:
         batch: what was decoded.
         session: to look at the target.
         settings: the query.
-        placing: of rows that a snapshot has read (`Origin.placing`).
-        epoch_since: when the epoch began, milliseconds since 1970 (`Origin.epoch_since`).
+        held: frees what is evaluated.
+        placing: of rows that a snapshot has read (`Lineage.placing`).
+        epoch_since: when the epoch began, milliseconds since 1970 (`Lineage.epoch_since`).
         ranges: what a batch of a stream covers.
 
-    Returns:
-        The row's columns, `SEQUENCE`, `DELETE` and `SOURCE_COLUMNS`.
-
     Raises:
-        ConfigError: a column has a name that the job uses.
         ContractError: under `unavailable: fail`, for a value that nobody has.
     """
-    _refuse_names(batch, settings)
+    tally, has_nulls = batch.tally, batch.tally.total(Kind.NULL_VALUE) > 0
     events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, settings)
     known = Known.of_query(session, settings)
-    has_reads = bool(batch.reads) and _is_by_position(settings)
+    has_reads = bool(tally.reads) and _is_by_position(settings)
     moves_reads = has_reads and placing is Placing.BEHIND
     records = unread = former = None
-    if batch.total(Kind.NULL_VALUE) or batch.missing or moves_reads:
+    if has_nulls or batch.missing or moves_reads:
         records = unread_records(batch, session, settings, since=epoch_since, ranges=ranges)
         unread = None if records is None else unread_before(batch, records)
-    if records is not None and (moves_reads or (batch.missing and batch.old_keys)):
-        former = unread_keys(batch, records, settings).localCheckpoint(eager=True)
-        batch.hold(former)
+    if records is not None and (moves_reads or (batch.missing and tally.old_keys)):
+        former = evaluated(unread_keys(batch, records, settings), held)
     if has_reads:
         events = placed(events, known, placing, unread=former)
-    if batch.total(Kind.NULL_VALUE):
+    if has_nulls:
         nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings)
-        found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known, unread))
-        batch.null_values_are_deletes(resolved)
-        batch.hold(found)
-        events = events.unionByName(found)
+        deletes = evaluated(deletes_of_null_values(nulls, events, known, unread), held)
+        tally = tally.with_deletes(_counted_by_place(deletes))
+        events = events.unionByName(deletes)
     column_defaults.warn(batch.defaults, batch.missing, settings)
     filled = column_defaults.fills(batch.defaults, settings)
     missing = {name: filled.get(name) for name in batch.missing}
-    if missing and batch.old_keys:
-        events = fill_across_key_changes(events, known, missing, batch.hold, unread=unread, unread_keys=former)
+    if missing and tally.old_keys:
+        events = fill_across_key_changes(events, known, missing, held, unread=unread, unread_keys=former)
     elif missing:
         events = fill(events, known, missing, unread)
     if settings.unavailable == "null":
         events = events.withColumn(UNAVAILABLE, F.lit(None).cast("array<string>"))
     elif settings.unavailable == "fail" and batch.missing:
-        _stop_for_unavailable(events, settings)
+        refuse_unavailable(events, settings)
     events = events.withColumnsRenamed({UNAVAILABLE: names.UNAVAILABLE_COLUMN, _ORIGIN: names.ORIGIN_COLUMN})
-    return events.drop(ABSENT, TOPIC, OLD_KEY)
+    return ChangeEvents(frame=events.drop(ABSENT, TOPIC, OLD_KEY), tally=tally)
 
 
-def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings, *, placing: Placing) -> AtHand | None:
+def _counted_by_place(events: DataFrame) -> dict[Place, int]:
+    rows = events.groupBy(columns.column(TOPIC), columns.column(PARTITION)).count().collect()
+    return {(topic, partition): number for topic, partition, number in rows}
+
+
+def change_events_at_hand(batch: Decoded, settings: QuerySettings, *, placing: Placing) -> AtHand | None:
     """The same upserts and deletes in the driver; None where the batch is not there, or stored rows have a say."""
     by_position = _is_by_position(settings)
-    if batch.at_hand is None or (batch.reads and by_position and placing is Placing.BEHIND):
+    if batch.at_hand is None or (batch.tally.reads and by_position and placing is Placing.BEHIND):
         return None
     found = batch.at_hand.select(["topic", "partition", "offset", "kind", "position", "is_snapshot", ROW])
     are_changes = pc.is_in(found["kind"], value_set=pa.array([str(Kind.UPSERT), str(Kind.DELETE)]))
@@ -139,30 +154,7 @@ def _is_by_position(settings: QuerySettings) -> bool:
     return settings.value_format.log is not None
 
 
-def _refuse_names(batch: DecodedBatch, settings: QuerySettings) -> None:
-    taken = [f.name for f in batch.row.fields if f.name.startswith("$")]
-    if taken:
-        msg = f"[RESERVED_COLUMN_NAME] column(s) {taken!r} must not start with $; rename them in the connector"
-        raise ConfigError(msg, target=settings.target)
-    if settings.topic_column in batch.row.names:
-        msg = f"[INVALID_SETTING] topic_column {settings.topic_column!r} is a column of the events; choose another name"
-        raise ConfigError(msg, target=settings.target)
-
-
-def _stop_for_unavailable(events: DataFrame, settings: QuerySettings) -> None:
-    unsupplied = events.where(F.col(UNAVAILABLE).isNotNull()).select(PARTITION, OFFSET, UNAVAILABLE).first()
-    if unsupplied is None:
-        return
-    partition, offset, missing = unsupplied
-    msg = (
-        f"[UNAVAILABLE_VALUE] the event at partition {partition}, offset {offset} for {settings.target!r} lacks"
-        f" {list(missing)!r}; replay quarantined records of its key, set REPLICA IDENTITY FULL, or set"
-        " 'unavailable: quarantine'"
-    )
-    raise ContractError(msg, reasons={"unavailable_value": 1}, target=settings.target)
-
-
-def _shaped(records: DataFrame, batch: DecodedBatch, settings: QuerySettings) -> DataFrame:
+def _shaped(records: DataFrame, batch: Decoded, settings: QuerySettings) -> DataFrame:
     """Decoded records as events: the row, its sequence, whether it is a delete, and what it does not carry."""
     row, old_key = columns.column(ROW), columns.column(FORMER_KEY)
     fields = {f.name: row.getField(f.name) for f in batch.row.fields}

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from stream_merge.jobs.kafka.batch_offsets import Ranges
+from stream_merge.jobs.kafka.batch_offsets import Covered
 from stream_merge.jobs.kafka.consumer_groups import FAILURES, ConsumerGroup
-from stream_merge.jobs.kafka.decode import DecodedBatch
+from stream_merge.jobs.kafka.counts import Tally
 from stream_merge.metrics.catalogue import (
     CERTIFICATE_EXPIRY,
     QUERY_FAILED,
@@ -86,41 +86,38 @@ class Progress:
         self.ends.update(_flat(ends))
         self.starts = starts
 
-    def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges, result: MergeResult | None) -> None:
+    def merged(self, covered: Covered, tally: Tally, result: MergeResult | None) -> None:
         """Count a batch that is in the target; only of one that was committed now is there a delay.
 
         Args:
-            ranges: what it covers.
-            batch: what it brought.
-            lost: what of the ranges the broker had removed.
+            covered: its offsets.
+            tally: what it brought.
             result: of the merge; None where there was none.
         """
-        kinds = [(TOPIC_RECORDS, (kind,), number) for kind, number in batch.kinds().items()]
-        gaps, gone = [], []
-        for topic, partitions in ranges.items():
-            for partition, found in partitions.items():
-                self.ends[topic, partition] = found.end
-                missing = len(lost.get(topic, {}).get(partition, ()))
-                gone.append((TOPIC_LOST, (topic,), missing))
-                without_record = batch.gaps(topic, partition, found) - missing
-                gaps.append((TOPIC_GAPS, (topic,), without_record))
-                if without_record and self.may_have_gaps is not None and topic not in self.may_have_gaps:
-                    gaps.append((TOPIC_UNEXPECTED_GAPS, (topic,), without_record))
-                    tell(
-                        log.error,
-                        "offsets_without_records",
-                        query=self.query,
-                        topic=topic,
-                        partition=partition,
-                        first=found.start,
-                        last=found.end - 1,
-                        offsets=without_record,
-                        remedy="set 'transactional: true' if producers of the topic use transactions",
-                    )
+        kinds = [(TOPIC_RECORDS, (kind,), number) for kind, number in tally.kinds().items()]
+        gaps, lost = [], dict(covered.lost_places())
+        gone = [(TOPIC_LOST, (topic,), len(offsets)) for (topic, _), offsets in lost.items()]
+        for (topic, partition), offsets in covered.places():
+            self.ends[topic, partition] = offsets.end
+            without_record = tally.gaps((topic, partition), offsets) - len(lost.get((topic, partition), ()))
+            gaps.append((TOPIC_GAPS, (topic,), without_record))
+            if without_record and self.may_have_gaps is not None and topic not in self.may_have_gaps:
+                gaps.append((TOPIC_UNEXPECTED_GAPS, (topic,), without_record))
+                tell(
+                    log.error,
+                    "offsets_without_records",
+                    query=self.query,
+                    topic=topic,
+                    partition=partition,
+                    first=offsets.start,
+                    last=offsets.end - 1,
+                    offsets=without_record,
+                    remedy="set 'transactional: true' if producers of the topic use transactions",
+                )
         self._numbers.observe_topics(self.query, self.target, add=[*kinds, *gaps, *gone])
         is_committed = result is not None and result.version is not None
         now, skewed, store = time.time() - (0.0 if result is None else result.seconds.get("maintenance", 0.0)), [], []
-        for topic, millis in batch.newest_millis.items():
+        for topic, millis in tally.newest_millis.items():
             delay = now - millis / 1000
             newest = self.newest_millis[topic] = max(millis, self.newest_millis.get(topic, millis))
             store.append((TOPIC_NEWEST, (topic,), newest / 1000))

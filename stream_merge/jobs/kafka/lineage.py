@@ -10,16 +10,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.errors import ConfigError, ContractError
-from stream_merge.jobs.kafka.batch_offsets import Range, Ranges
+from stream_merge.errors import ConfigError
+from stream_merge.jobs.kafka.batch_offsets import Covered, Place, Range
 from stream_merge.jobs.kafka.commit_section import SECTION, Recorded, recorded, section_of
-from stream_merge.jobs.kafka.counts import Place, take_in
-from stream_merge.jobs.kafka.decode import DecodedBatch
+from stream_merge.jobs.kafka.counts import Counts, Tally, furthest
 from stream_merge.jobs.kafka.ordering import BY_OFFSET, COMPONENTS, Placing
 from stream_merge.jobs.kafka.settings import QuerySettings
-from stream_merge.jobs.kafka.uncommitted import Uncommitted
 from stream_merge.model import names
-from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import TableSnapshot, newest_first
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka.connection import Offsets, TopicState
@@ -28,21 +25,49 @@ from stream_merge.tables import spark_table
 from stream_merge.tables.side import location
 
 
-@dataclass(kw_only=True)
-class Origin:
-    """What is recorded, and what the next commit has to record."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uncommitted:
+    """What batches of this run have read that changed nothing and made no commit: the next commit accounts for it."""
 
-    settings: QuerySettings
-    identity: str | None
+    starts: Mapping[Place, int] = field(default_factory=dict)
+    """Where the first of them started."""
+    counts: Mapping[Place, Counts] = field(default_factory=dict)
+    lost: Mapping[Place, tuple[Range, ...]] = field(default_factory=dict)
+    """Offsets that the broker had removed before they were read."""
+
+    def plus(self, covered: Covered, counts: Mapping[Place, Counts]) -> Uncommitted:
+        """With another batch."""
+        lost = dict(self.lost)
+        for place, gone in covered.lost_places():
+            lost[place] = (*lost.get(place, ()), gone)
+        both = self.counts.keys() | counts.keys()
+        return Uncommitted(
+            starts={**{place: read.start for place, read in covered.places()}, **self.starts},
+            counts={place: self.counts.get(place, Counts()) + counts.get(place, Counts()) for place in both},
+            lost=lost,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lineage:
+    """What the commits of a job have recorded of its present epoch, and what the next one has to record."""
+
+    query: QuerySettings
     last: Recorded | None = None
+    """By the newest commit of the query; where it has made none, by that of another one, without `ends`."""
+    positions: Mapping[Place, int] = field(default_factory=dict)
+    """How far the source's log had come. Of other partitions it says nothing: a job may be far ahead in one, and topics
+    may come from several servers."""
+    streamed: frozenset[Place] = frozenset()
+    """Where changes were merged by any query, not only rows that a snapshot had read."""
+    servers: Mapping[str, str] = field(default_factory=dict)
+    """Topic -> server that wrote its newest changes, where positions are of one server."""
     is_of_new_table: bool = False
-    """Whether there was no table when this was read, and nothing has been committed since."""
+    """Whether there was no table when this was read."""
     has_deletes: bool = False
-    """Whether deletes of the epoch were remembered when this was read, though no commit tells of changes."""
+    """Whether deletes were remembered when this was read, though no commit tells of changes."""
     has_unread: bool = False
     """As `Recorded.has_unread`; where no commit tells of changes, whether the quarantine has any of the topics."""
-    streamed_since: set[Place] = field(default_factory=set)
-    """As `Recorded.streamed`, of the newest commit of any query, and of batches that made no commit."""
     keys_moved: bool = False
     """As `Recorded.keys_moved`."""
     other_topics: bool = False
@@ -51,148 +76,37 @@ class Origin:
     """Where the query's checkpoint started, as long as the table's log shows that nothing is recorded of it."""
     since: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     """When its epoch begins, if it is higher than the recorded one; milliseconds since 1970."""
-    topic_ids: dict[str, str] = field(default_factory=dict)
-    uncommitted: Uncommitted = field(default_factory=Uncommitted)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    uncommitted: Uncommitted = Uncommitted()
 
-    @classmethod
-    def of_table(
-        cls,
-        session: SparkSession,
-        found: TableSnapshot | None,
-        identity: str | None,
-        settings: QuerySettings,
-        *,
-        started: Offsets | None = None,
-    ) -> Origin:
-        """Read the newest commit of any query of a job, and of this one.
+    # -- what a batch has to know ----------------------------------------------------------
 
-        Args:
-            session: to read the table's log.
-            found: the target; None where there is none yet.
-            identity: of the query's batches; None: of no query, so that nobody asks where the rows of a snapshot stand.
-            settings: the query.
-            started: where its checkpoint started.
+    @property
+    def epoch_since(self) -> int:
+        """When the job file's epoch began, milliseconds since 1970; 0 where there was none before it."""
+        if self.last is None:
+            return 0
+        return self.last.epoch_since if self.last.epoch == self.query.epoch else self.since
 
-        Raises:
-            ConfigError: the table is ordered in another way, or the job file's epoch is lower than the recorded one.
-        """
-        origin = cls(settings=settings, identity=identity, started=started or {})
-        if found is None:
-            origin.is_of_new_table = True
-            origin.has_unread = identity is not None and _has_unread(session, settings, since=origin.epoch_since())
-            return origin
-        newest: Recorded | None = None
-        oldest = found.version
-        for commit in newest_first(
-            found.version,
-            lambda newer_than, up_to: spark_table.history(session, settings.target, newer_than=newer_than, up_to=up_to),
-        ):
-            oldest, ours = commit.version, section_of(commit)
-            if ours is None:
-                continue
-            found_here = recorded(ours[SECTION])
-            newest = newest or found_here
-            if ours.get("identity") == identity:
-                origin.last = found_here
-                break
-        if oldest > 0:
-            origin.started = {}  # a commit of the query may have been tidied away with the log
-        if newest is not None:
-            origin._expect_same_order(newest)
-            origin.streamed_since = set(newest.streamed) if newest.epoch == settings.epoch else set()
-            if origin.last is None:  # another checkpoint: its offsets are not ours, its positions are
-                origin.last = replace(newest, ends={})
-            of_now = [one for one in (newest, origin.last) if one is not None and one.epoch == settings.epoch]
-            origin.keys_moved = any(one.keys_moved for one in of_now)
-            origin.other_topics = any(one.other_topics or origin._is_of_others(one) for one in of_now)
-            looks = identity is not None and not origin.streamed_since
-            origin.has_deletes = looks and _has_deletes(session, settings)
-            origin.has_unread = any(one.has_unread for one in of_now)
-        if identity is not None and not origin.streamed_since and not origin.has_unread:
-            origin.has_unread = _has_unread(session, settings, since=origin.epoch_since())
-        return origin
+    def at(self, topics: Mapping[str, TopicState]) -> Lineage:
+        """With the topics as they are now."""
+        moved = self.keys_moved or any(self.is_wider(name, state) for name, state in topics.items())
+        return replace(self, topic_ids={name: state.topic_id for name, state in topics.items()}, keys_moved=moved)
 
-    def expect_same_topics(self, topics: Mapping[str, TopicState]) -> None:
-        """Stop where offsets mean something else than before.
+    def partitions(self, topic: str) -> int:
+        """How many of a topic the last commit knew."""
+        return 0 if self.last is None else sum(name == topic for name, _ in self.last.seen)
 
-        Raises:
-            ContractError: a topic was made anew, or has other partitions while its events are ordered by offset.
-        """
-        self.topic_ids = {name: state.topic_id for name, state in topics.items()}
-        last, settings = self.last, self.settings
-        if last is None:
-            return
-        for name, state in topics.items():
-            known = last.topic_ids.get(name, state.topic_id)
-            partitions = {partition for topic, partition in last.seen if topic == name}
-            goes_on = any(topic == name for topic, _ in last.ends)
-            if known != state.topic_id and (goes_on or settings.epoch <= last.epoch):
-                msg = (
-                    f"[TOPIC_RECREATED] topic {name!r} was re-created (id {known}, now {state.topic_id}), so its"
-                    f" offsets start again; use a new checkpoint and set 'epoch: {last.epoch + 1}'"
-                )
-                raise ContractError(msg, reasons={}, target=settings.target)
-            is_wider = bool(partitions) and len(state.ends) > len(partitions)
-            self.keys_moved = self.keys_moved or (is_wider and settings.epoch <= last.epoch)
-            if self._compares_offsets and is_wider and settings.epoch <= last.epoch:
-                msg = (
-                    f"[ORDER_CHANGED] topic {name!r} has {len(state.ends)} partitions, it had {len(partitions)}; keys"
-                    f" may have moved, so offsets no longer order their events: set 'epoch: {last.epoch + 1}'"
-                )
-                raise ContractError(msg, reasons={}, target=settings.target)
+    def is_wider(self, topic: str, state: TopicState) -> bool:
+        """Whether a topic has got more partitions within the epoch."""
+        is_of_epoch = self.last is not None and self.query.epoch <= self.last.epoch
+        return is_of_epoch and 0 < self.partitions(topic) < len(state.ends)
 
-    def expect_no_regression(self, batch: DecodedBatch, ranges: Ranges) -> None:
-        """Stop where the source's log fell back further than the limit: positions compare with nothing that is stored.
-
-        Raises:
-            ContractError: a new event stands too far behind.
-        """
-        last, settings, log = self.last, self.settings, self.settings.value_format.log
-        if last is None or settings.epoch > last.epoch or log is None:
-            return
-        for place, position in batch.lowest_positions.items():
-            found, highest = ranges.get(place[0], {}).get(place[1]), last.positions.get(place)
-            is_new = found is not None and found.start >= last.seen.get(place, 0)
-            most = settings.limits.max_position_regression
-            if is_new and highest is not None and log.regression(highest, position) > most:
-                back = f"{log.shown(highest)} to {log.shown(position)}"
-                msg = (
-                    f"[POSITION_REGRESSED] topic {place[0]!r}, partition {place[1]} went back from position {back}; if"
-                    f" the source was restored, set 'epoch: {last.epoch + 1}'; if the connector re-delivers, raise"
-                    " max_position_regression"
-                )
-                raise ContractError(msg, reasons={}, target=settings.target)
-
-    def expect_same_servers(self, batch: DecodedBatch) -> None:
-        """Stop where changes were written by another server than those before: positions are of one server.
-
-        Raises:
-            ContractError: in the same epoch, or in one batch, of which no part could be of another epoch.
-        """
-        settings = self.settings
-        if settings.on_server_change == "ignore":
-            return
-        next_epoch = settings.epoch + 1
-        for topic, servers in batch.servers.items():
-            before = self._servers().get(topic)
-            others = sorted((place, server) for server, place in servers.items() if server != before)
-            if before is None:
-                before, others = (others[0][1], others[1:]) if others else (None, [])
-            if not others:
-                continue
-            (partition, offset), server = others[0]
-            remedy = "set" if len(servers) == 1 else "use a new checkpoint with 'start' there and"
-            msg = (
-                f"[SOURCE_SERVER_CHANGED] topic {topic!r}, partition {partition}, offset {offset}: server {server!r}"
-                f" follows {before!r}; {remedy} 'epoch: {next_epoch}', or 'on_server_change: ignore' within one binlog"
-            )
-            raise ContractError(msg, reasons={}, target=settings.target)
-
-    def placing(self, batch: DecodedBatch) -> Placing:
+    def placing(self, tally: Tally) -> Placing:
         """Where the rows of a batch stand that a snapshot has read."""
-        if self.other_topics or batch.streamed or self._has_unread(batch) or not self._comes_first:
-            return self.placing_of_others
-        return Placing.FIRST
+        comes_first = self.last is not None or self.is_of_new_table  # else the log may have been tidied away
+        has_more = tally.streamed or self.streamed or self.has_deletes or self.keys_moved or self._has_unread(tally)
+        return Placing.FIRST if comes_first and not has_more and not self.other_topics else self.placing_of_others
 
     @property
     def placing_of_others(self) -> Placing:
@@ -200,197 +114,206 @@ class Origin:
         return Placing.AS_TOLD if self.other_topics else Placing.BEHIND
 
     @property
-    def _comes_first(self) -> bool:
-        """Whether no change of the epoch was merged, or its delete remembered, nor a read in another partition."""
-        last = self.last
-        if self.streamed_since or self.has_deletes or self.keys_moved:
-            return False
-        if last is None:
-            return self.is_of_new_table  # else commits of the epoch may have been tidied away with the log
-        return last.epoch < self.settings.epoch or not last.streamed
-
-    def _is_of_others(self, found: Recorded) -> bool:
-        """Whether a commit has merged other topics into rows of the same keys."""
-        topics = {topic for topic, _ in found.seen}
-        return self.settings.topic_column is None and not topics <= set(self.settings.topic)
-
-    @property
     def mixes_offsets(self) -> bool:
         """Whether the epoch has events of other topics, with whose offsets those of the query's would be compared."""
-        is_of_now = self.last is not None and self.settings.epoch <= self.last.epoch
-        return self.other_topics and self._compares_offsets and is_of_now
+        is_of_now = self.last is not None and self.query.epoch <= self.last.epoch
+        return self.other_topics and self.compares_offsets and is_of_now
 
     @property
-    def _compares_offsets(self) -> bool:
+    def compares_offsets(self) -> bool:
         """Whether offsets tell what came later: of all events, or of the null-value records that may be all deletes."""
-        formats = self.settings.key_format, self.settings.value_format
+        formats = self.query.key_format, self.query.value_format
         return self.ordering == BY_OFFSET or (formats[0].type != "none" and formats[1].deletes_by_null_values)
 
     @property
     def ordering(self) -> str:
         """The sequence's definition."""
-        return self.settings.value_format.ordering
+        return self.query.value_format.ordering
 
-    def recorded(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges) -> dict[str, Any]:
+    # -- what a batch leaves ---------------------------------------------------------------
+
+    def section(self, covered: Covered, tally: Tally) -> dict[str, Any]:
         """What the commit of a batch says: JSON."""
+        then, read = self._behind(tally), self.uncommitted.plus(covered, tally.counts)
         topics: dict[str, Any] = {}
-        positions, streamed, servers = self._highest(batch), self._streamed(batch), self._newest_servers(batch)
-        for topic, partitions in ranges.items():
+        for topic, partitions in covered.ranges.items():
             topics[topic] = {
                 "id": self.topic_ids.get(topic),
-                **({"server": servers[topic]} if topic in servers else {}),
+                **({"server": then.servers[topic]} if topic in then.servers else {}),
                 "partitions": {
                     str(p): {
-                        **self._accounted(topic, p, found, batch, lost.get(topic, {}).get(p)),
-                        **_known("position", positions.get((topic, p))),
-                        **({"only_reads": True} if (topic, p) in batch.reads - streamed else {}),
-                        **_known("seen", self._seen(topic, p, beyond=found.end)),
+                        **self._accounted((topic, p), found.end, read),
+                        **_known("position", then.positions.get((topic, p))),
+                        **({"only_reads": True} if (topic, p) in tally.reads - then.streamed else {}),
+                        **_known("seen", self._seen((topic, p), beyond=found.end)),
                     }
                     for p, found in partitions.items()
                 },
             }
         return {
             "topics": topics,
-            "connector": batch.connector,
-            "epoch": self.settings.epoch,
-            "epoch_since": self.epoch_since(),
+            "connector": tally.connector,
+            "epoch": self.query.epoch,
+            "epoch_since": self.epoch_since,
             "ordering": self.ordering,
-            "position": max(positions.values(), default=None),
+            "position": max(then.positions.values(), default=None),
             **({"keys_moved": True} if self.keys_moved else {}),
             **({"other_topics": True} if self.other_topics else {}),
-            **({"has_unread": True} if self._has_unread(batch) else {}),
+            **({"has_unread": True} if then.has_unread else {}),
         }
 
-    def committed(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges, result: MergeResult | None) -> None:
-        """The batch is in the target; where nothing was committed, the next commit accounts for its offsets, too."""
-        self.has_unread = self._has_unread(batch)
-        if result is None or (result.version is None and result.outcome != "skipped_duplicate"):
-            self.uncommitted.add(ranges, batch.counts, lost)
-            self.streamed_since |= batch.streamed
-            return
-        self.uncommitted.clear()
-        ends = {} if self.last is None else self.last.ends
-        seen = {}
-        for topic, partitions in ranges.items():
-            for partition, found in partitions.items():
-                place = topic, partition
-                ends[place] = max(found.end, ends.get(place, 0))
-                seen[place] = self._seen(*place, beyond=found.end) or found.end
-        self.last = Recorded(
-            epoch=self.settings.epoch,
-            ordering=self.ordering,
-            epoch_since=self.epoch_since(),
-            positions=self._highest(batch),
-            streamed=self._streamed(batch),
-            keys_moved=self.keys_moved,
-            other_topics=self.other_topics,
-            has_unread=self.has_unread,
-            topic_ids=dict(self.topic_ids),
-            servers=self._newest_servers(batch),
-            ends=ends,
-            seen=seen,
-        )
+    def behind(self, covered: Covered, tally: Tally, *, is_committed: bool) -> Lineage:
+        """The lineage behind a batch; where it made no commit, the next one accounts for its offsets, too."""
+        then = self._behind(tally)
+        if not is_committed:
+            return replace(then, uncommitted=self.uncommitted.plus(covered, tally.counts))
+        return replace(then, last=recorded(self.section(covered, tally)), uncommitted=Uncommitted())
 
-    def _highest(self, batch: DecodedBatch) -> dict[Place, int]:
-        """Topic and partition -> highest position of the epoch, this batch included.
+    def _behind(self, tally: Tally) -> Lineage:
+        """With what a batch tells; where no commit records it, too.
 
         Older versions have recorded the highest position that an event had itself. That is never above ours, but for
         rows that a snapshot has read, so that what a healthy source brings next lies behind neither. They read ours
         as theirs, and stop where a change's own position is far behind it, as they do at long transactions anyway.
         """
-        last = self.last
-        highest = dict(last.positions) if last is not None and last.epoch == self.settings.epoch else {}
-        take_in(highest, max, batch.highest_positions)
-        return highest
+        return replace(
+            self,
+            positions=furthest(self.positions, tally.highest_positions),
+            streamed=self.streamed | tally.streamed,
+            servers={**self.servers, **{topic: max(servers) for topic, servers in tally.servers.items()}},
+            has_unread=self._has_unread(tally),
+        )
 
-    def _servers(self) -> Mapping[str, str]:
-        """Topic -> server of the epoch's newest changes."""
-        last = self.last
-        return last.servers if last is not None and last.epoch == self.settings.epoch else {}
+    def _has_unread(self, tally: Tally) -> bool:
+        return self.has_unread or tally.total(Kind.UNDECODABLE) > 0
 
-    def _newest_servers(self, batch: DecodedBatch) -> dict[str, str]:
-        """The same, this batch included."""
-        return {**self._servers(), **{topic: max(servers) for topic, servers in batch.servers.items()}}
-
-    def _streamed(self, batch: DecodedBatch) -> set[Place]:
-        """Topics and partitions with changes of the epoch, this batch included."""
-        last = self.last
-        before = last.streamed if last is not None and last.epoch == self.settings.epoch else set()
-        return before | self.streamed_since | batch.streamed
-
-    def _has_unread(self, batch: DecodedBatch) -> bool:
-        return self.has_unread or batch.total(Kind.UNDECODABLE) > 0
-
-    def _seen(self, topic: str, partition: int, *, beyond: int) -> int | None:
+    def _seen(self, place: Place, *, beyond: int) -> int | None:
         """How far any query has merged this very topic, where that is further."""
-        last = self.last
+        last, topic = self.last, place[0]
         if last is None or last.topic_ids.get(topic) != self.topic_ids.get(topic):
             return None
-        seen = last.seen.get((topic, partition), 0)
+        seen = last.seen.get(place, 0)
         return seen if seen > beyond else None
 
-    def epoch_since(self) -> int:
-        """When the job file's epoch began, milliseconds since 1970; 0 where there was none before it."""
-        if self.last is None:
-            return 0
-        return self.last.epoch_since if self.last.epoch == self.settings.epoch else self.since
-
-    def _accounted(
-        self, topic: str, partition: int, found: Range, batch: DecodedBatch, lost: Range | None
-    ) -> dict[str, Any]:
+    def _accounted(self, place: Place, end: int, read: Uncommitted) -> dict[str, Any]:
         """From the end of the last recorded commit, so that no offset is in none; `first`: there was none.
 
         `uncounted` offsets at the start were read by an earlier run of the job, in batches without a commit: what their
         records were is not known here.
         """
-        place = topic, partition
         before = None if self.last is None else self.last.ends.get(place)
-        counted_from = self.uncommitted.start(place, before=found)
-        first = self.started.get(topic, {}).get(partition, found.start)
-        start = min(min(first, counted_from) if before is None else before, found.end)
-        counts = self.uncommitted.counts(place, beside=batch.counts.get(place))
-        gone = [[one.start, one.end] for one in self.uncommitted.lost(place, beside=lost)]
-        known = {kind: n for kind, n in sorted(counts.kinds.items()) if n}
+        counted_from = read.starts[place]
+        first = self.started.get(place[0], {}).get(place[1], counted_from)
+        start = min(min(first, counted_from) if before is None else before, end)
+        counts = read.counts.get(place, Counts())
+        gone = [[one.start, one.end] for one in read.lost.get(place, ())]
         filtered = dict(sorted(counts.filtered.items()))
         return {
-            "range": [start, found.end],
+            "range": [start, end],
             **({"first": True} if before is None else {}),
-            "records": known,
+            "records": {kind: n for kind, n in sorted(counts.kinds.items()) if n},
             **({"uncounted": counted_from - start} if counted_from > start else {}),
             **({"filtered": filtered} if filtered else {}),
             **({"lost": gone[0]} if gone else {}),
             **({"also_lost": gone[1:]} if gone[1:] else {}),
         }
 
-    def _expect_same_order(self, newest: Recorded) -> None:
-        settings = self.settings
-        if newest.ordering != self.ordering and settings.epoch <= newest.epoch:
-            msg = (
-                f"[ORDER_CHANGED] target {settings.target!r} is ordered by {newest.ordering!r}, the job file orders by"
-                f" {self.ordering!r}; set 'epoch: {newest.epoch + 1}' to let new events win over stored rows"
-            )
-            raise ConfigError(msg, target=settings.target)
-        if newest.epoch > settings.epoch:
-            msg = (
-                f"[EPOCH_TOO_LOW] target {settings.target!r} has events of epoch {newest.epoch}, the job file has"
-                f" {settings.epoch}, so new events would be stale; set 'epoch: {newest.epoch}' or more"
-            )
-            raise ConfigError(msg, target=settings.target)
+
+def read_lineage(
+    session: SparkSession,
+    found: TableSnapshot | None,
+    query: QuerySettings,
+    *,
+    identity: str | None = None,
+    started: Offsets | None = None,
+) -> Lineage:
+    """The lineage of a table, by the newest commit of any query of a job and of this one.
+
+    Args:
+        session: to read the table's log.
+        found: the target; None where there is none yet.
+        query: the query.
+        identity: of its batches; None: nobody asks where the rows of a snapshot stand.
+        started: where its checkpoint started.
+
+    Raises:
+        ConfigError: the table is ordered in another way, or the job file's epoch is lower than the recorded one.
+    """
+    newest = last = None
+    oldest = 0
+    if found is not None:
+        for commit in newest_first(
+            found.version,
+            lambda newer_than, up_to: spark_table.history(session, query.target, newer_than=newer_than, up_to=up_to),
+        ):
+            oldest, ours = commit.version, section_of(commit)
+            if ours is None:
+                continue
+            found_here = recorded(ours[SECTION])
+            newest = newest or found_here
+            if ours.get("identity") == identity:
+                last = found_here
+                break
+    if newest is not None:
+        _refuse_other_order(newest, query)
+        last = last or replace(newest, ends={})  # another checkpoint: its offsets are not ours, its positions are
+    of_now = [one for one in (newest, last) if one is not None and one.epoch == query.epoch]
+    own = [one for one in (last,) if one is not None and one.epoch == query.epoch]
+    lineage = Lineage(
+        query=query,
+        last=last,
+        positions=own[0].positions if own else {},
+        servers=own[0].servers if own else {},
+        streamed=frozenset().union(*(one.streamed for one in of_now)),
+        is_of_new_table=found is None,
+        has_unread=any(one.has_unread for one in of_now),
+        keys_moved=any(one.keys_moved for one in of_now),
+        other_topics=any(one.other_topics or _is_of_others(one, query) for one in of_now),
+        started={} if oldest else started or {},  # a commit of the query may have been tidied away with the log
+    )
+    if identity is None or lineage.streamed:
+        return lineage
+    return replace(
+        lineage,
+        has_deletes=newest is not None and _has_deletes(session, query),
+        has_unread=lineage.has_unread or _has_unread(session, query, since=lineage.epoch_since),
+    )
 
 
-def _has_deletes(session: SparkSession, settings: QuerySettings) -> bool:
+def _refuse_other_order(newest: Recorded, query: QuerySettings) -> None:
+    ordering = query.value_format.ordering
+    if newest.ordering != ordering and query.epoch <= newest.epoch:
+        msg = (
+            f"[ORDER_CHANGED] target {query.target!r} is ordered by {newest.ordering!r}, the job file orders by"
+            f" {ordering!r}; set 'epoch: {newest.epoch + 1}' to let new events win over stored rows"
+        )
+        raise ConfigError(msg, target=query.target)
+    if newest.epoch > query.epoch:
+        msg = (
+            f"[EPOCH_TOO_LOW] target {query.target!r} has events of epoch {newest.epoch}, the job file has"
+            f" {query.epoch}, so new events would be stale; set 'epoch: {newest.epoch}' or more"
+        )
+        raise ConfigError(msg, target=query.target)
+
+
+def _is_of_others(one: Recorded, query: QuerySettings) -> bool:
+    """Whether a commit has merged other topics into rows of the same keys."""
+    return query.topic_column is None and not {topic for topic, _ in one.seen} <= set(query.topic)
+
+
+def _has_deletes(session: SparkSession, query: QuerySettings) -> bool:
     """Whether deletes of the epoch are remembered: a batch that has only remembered some has made no commit."""
-    found = location.deletes(session, settings.target, retention_seconds=settings.tombstone_retention)
+    found = location.deletes(session, query.target, retention_seconds=query.tombstone_retention)
     epoch = columns.column(names.SEQUENCE_COLUMN)[COMPONENTS[0]]
-    return found is not None and not found.where(epoch == settings.epoch).isEmpty()
+    return found is not None and not found.where(epoch == query.epoch).isEmpty()
 
 
-def _has_unread(session: SparkSession, settings: QuerySettings, *, since: int) -> bool:
+def _has_unread(session: SparkSession, query: QuerySettings, *, since: int) -> bool:
     """Whether records of the epoch were set aside: a batch that has nothing else makes no commit."""
-    place = settings.target.quarantine
+    place = query.target.quarantine
     if spark_table.find(session, place) is None:
         return False
-    is_ours = F.col("topic").isin(list(settings.topic)) & (F.unix_millis("recorded_at") >= since)
+    is_ours = F.col("topic").isin(list(query.topic)) & (F.unix_millis("recorded_at") >= since)
     return not spark_table.rows(session, place).where(is_ours).isEmpty()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from stream_merge.jobs.kafka.decode import evaluated
 from stream_merge.jobs.kafka.ordering import (
     COMPONENTS,
     DELETE,
@@ -167,7 +169,7 @@ def fill_across_key_changes(
     events: DataFrame,
     known: Known,
     missing: Missing,
-    hold: Callable[[DataFrame], None],
+    held: ExitStack,
     *,
     unread: DataFrame | None = None,
     unread_keys: DataFrame | None = None,
@@ -178,7 +180,7 @@ def fill_across_key_changes(
         events: as for `fill`, and `OLD_KEY`.
         known: as for `fill`.
         missing: as for `fill`.
-        hold: told of each frame that is to be freed after the batch.
+        held: frees what is evaluated.
         unread: as for `fill`.
         unread_keys: `unread_keys` of the batch, for rows under their old key.
 
@@ -186,11 +188,9 @@ def fill_across_key_changes(
     """
     filled = fill(events, known, missing, unread)
     for _ in range(_MOST_KEY_CHANGES):
-        filled = filled.localCheckpoint(eager=True)
-        hold(filled)
+        filled = evaluated(filled, held)
         lacking = filled.where(F.col(UNAVAILABLE).isNotNull() & F.col(OLD_KEY).isNotNull())
-        supplied = _from_old_keys(filled, lacking, known, missing, unread_keys).localCheckpoint(eager=True)
-        hold(supplied)
+        supplied = evaluated(_from_old_keys(filled, lacking, known, missing, unread_keys), held)
         if supplied.isEmpty():
             break
         place = [columns.column(name) for name in _PLACE]

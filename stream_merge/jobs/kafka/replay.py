@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from typing import Self
+from typing import Any, Self
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,9 +18,10 @@ from stream_merge.jobs.kafka import column_defaults, decode
 from stream_merge.jobs.kafka.batch import merge_sink
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.commit_section import REPLAY_SECTION
-from stream_merge.jobs.kafka.decode import DecodedBatch
+from stream_merge.jobs.kafka.decode import Decoded, evaluated
 from stream_merge.jobs.kafka.events import change_events
-from stream_merge.jobs.kafka.lineage import Origin
+from stream_merge.jobs.kafka.guard import refuse_unreadable
+from stream_merge.jobs.kafka.lineage import Lineage, read_lineage
 from stream_merge.jobs.kafka.missing_values import Known, in_sequence
 from stream_merge.jobs.kafka.ordering import (
     EPOCH,
@@ -36,7 +37,6 @@ from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
 from stream_merge.model.logs import counted, tell
 from stream_merge.model.results import MergeResult
-from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes.contract import breaks_key
 from stream_merge.sources.decode.events import PLACE
@@ -189,37 +189,30 @@ def _replayed(
     kept = None if claims is None else quarantine.records(session, claims.table)
     if claims is None or kept is None:
         return Replayed(id=request.id)
-    origin = Origin.of_table(session, spark_table.find(session, settings.target), None, settings)
-    wanted = _wanted(kept, settings, request).localCheckpoint(eager=True)
-    young = _newest_of_each_offset(wanted if request.force else _young(wanted, settings, origin))
-    found, count = wanted.count(), young.count()
-    if not count:
-        return Replayed(id=request.id, records=found, too_old=found)
-    with _decoded(young, session, settings, origin) as (batch, readable):
-        events, unsure = readable, 0
-        if readable is not None and not request.force:
-            events = _sure(readable, session, settings, placing=origin.placing_of_others)
-            if events is not readable:
-                batch.hold(events)
-                unsure = readable.count() - events.count()
-        merged = 0 if events is None else events.count()
-        done = _done(batch, events).localCheckpoint(eager=True)
-        batch.hold(done)
+    lineage = read_lineage(session, spark_table.find(session, settings.target), settings)
+    with ExitStack() as held:
+        wanted = evaluated(_wanted(kept, settings, request), held)
+        young = _newest_of_each_offset(wanted if request.force else _young(wanted, settings, lineage))
+        found, count = wanted.count(), young.count()
+        if not count:
+            return Replayed(id=request.id, records=found, too_old=found)
+        read = _read(young, session, settings, lineage, held, sure_only=not request.force)
+        merged = 0 if read.events is None else read.events.count()
+        done = evaluated(read.done(), held)
         marked, result = done.count(), None
         if marked:
             claim = claims.claim(done)
             with claims.merging(claim):
-                if events is not None and merged:
+                if merged:
                     recorded = {REPLAY_SECTION: {"id": request.id, "records": merged}}
-                    intake = Intake(recorded=recorded, column_defaults=column_defaults.fills(batch.defaults, settings))
-                    result = _merge(events, intake, settings, claim, metrics)
+                    result = _merge(read, settings, claim, recorded=recorded, metrics=metrics)
             claims.end(claim)
     return Replayed(
         id=request.id,
         records=found,
         too_old=found - count,
-        still=count - marked - unsure,
-        unsure=unsure,
+        still=count - marked - read.unsure,
+        unsure=read.unsure,
         merged=merged,
         changed=0 if result is None else result.events.inserted + result.events.updated + result.events.deleted,
         version=None if result is None else result.version,
@@ -236,60 +229,83 @@ def _finish(left: Claim, claims: Claims, session: SparkSession, settings: QueryS
     if kept is None:
         claims.end(left)
         return
-    origin = Origin.of_table(session, spark_table.find(session, settings.target), None, settings)
+    lineage = read_lineage(session, spark_table.find(session, settings.target), settings)
     claimed = _wanted(kept, settings, Request())
-    records = _newest_of_each_offset(claimed if has_landed else _young(claimed, settings, origin))
-    with _decoded(records.localCheckpoint(eager=True), session, settings, origin) as (batch, readable):
-        events = readable
-        if events is not None and not has_landed:
-            events = _sure(events, session, settings, placing=origin.placing_of_others)
-            batch.hold(events)
-        if events is not None and not events.isEmpty():
-            intake = Intake(column_defaults=column_defaults.fills(batch.defaults, settings))
-            result = _merge(events, intake, settings, left, None)
+    records = _newest_of_each_offset(claimed if has_landed else _young(claimed, settings, lineage))
+    with ExitStack() as held:
+        read = _read(evaluated(records, held), session, settings, lineage, held, sure_only=not has_landed)
+        if read.events is not None and not read.events.isEmpty():
+            result = _merge(read, settings, left)
             has_landed = has_landed or (result is not None and result.outcome == "skipped_duplicate")
-        claims.end(left, merged=None if has_landed else _done(batch, events))
+        claims.end(left, merged=None if has_landed else read.done())
 
 
-@contextmanager
-def _decoded(
-    records: DataFrame, session: SparkSession, settings: QuerySettings, origin: Origin
-) -> Iterator[tuple[DecodedBatch, DataFrame | None]]:
-    """Records as the job file reads them now, and those of their events that the contract lets through."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Read:
+    """Quarantined records as the job file reads them now."""
+
+    batch: Decoded
+    events: DataFrame | None
+    """Those that are merged; None where nobody knows the columns of a row."""
+    unsure: int
+    """As `Replayed.unsure`."""
+
+    def done(self) -> DataFrame:
+        """Where the records stood that are done with: merged, or found to say nothing."""
+        change = (Kind.UPSERT, Kind.DELETE)
+        done = self.batch.of_kinds(*(kind for kind in Kind if kind not in (*_STILL_BAD, *change))).select(*PLACE)
+        if self.events is not None:
+            origin = columns.column(names.ORIGIN_COLUMN)
+            done = done.unionByName(self.events.select(*(origin[name].alias(name) for name in PLACE)))
+        return done.distinct()
+
+
+def _read(
+    records: DataFrame,
+    session: SparkSession,
+    settings: QuerySettings,
+    lineage: Lineage,
+    held: ExitStack,
+    *,
+    sure_only: bool,
+) -> _Read:
+    """Decode records; of their events those that the contract lets through.
+
+    The others stay where they are, and do not come back as new rows.
+    """
     target = spark_table.find(session, settings.target)
     rows = RowSchema.of_query(settings)
     rows.start_from(None if target is None else target.schema)
     rows.admit_declared()
-    batch = decode.evaluate(_in_order(records, settings), rows, settings.limits.max_value_bytes)
-    try:
-        decode.refuse_unknown_keys(batch)
-        events = _mergeable(batch, session, settings, target, origin)
-        yield batch, events
-    finally:
-        batch.release()
+    batch = decode.evaluate(_in_order(records, settings), rows, held)
+    refuse_unreadable(batch, settings)
+    if not batch.row.fields:
+        return _Read(batch=batch, events=None, unsure=0)
+    placing, partitions = lineage.placing_of_others, () if target is None else target.partition_columns
+    changes = change_events(batch, session, settings, held, placing=placing, epoch_since=lineage.epoch_since)
+    events = _behind_what_followed(changes.frame, session, settings, placing=placing)
+    has_keys = ~breaks_key(events, settings.keys, partitions)
+    readable = evaluated(events.where(has_keys & columns.column(names.UNAVAILABLE_COLUMN).isNull()), held)
+    sure = _sure(readable, session, settings, placing=placing) if sure_only else readable
+    if sure is readable:
+        return _Read(batch=batch, events=readable, unsure=0)
+    sure = evaluated(sure, held)
+    return _Read(batch=batch, events=sure, unsure=readable.count() - sure.count())
 
 
 def _merge(
-    events: DataFrame, intake: Intake, settings: QuerySettings, claim: Claim, metrics: MergeMetrics | None
+    read: _Read,
+    settings: QuerySettings,
+    claim: Claim,
+    *,
+    recorded: Mapping[str, Any] | None = None,
+    metrics: MergeMetrics | None = None,
 ) -> MergeResult | None:
+    intake = Intake(recorded=recorded or {}, column_defaults=column_defaults.fills(read.batch.defaults, settings))
     sink = merge_sink(settings, app_id=claim.app_id, metrics=metrics)
-    sink._calls.merge(events, 0, intake)
+    if read.events is not None:
+        sink._calls.merge(read.events, 0, intake)
     return sink.last_result
-
-
-def _mergeable(
-    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, target: TableSnapshot | None, origin: Origin
-) -> DataFrame | None:
-    """The events that the contract lets through: the others stay where they are, and do not come back as new rows."""
-    if not batch.row.fields:
-        return None
-    placing, partitions = origin.placing_of_others, () if target is None else target.partition_columns
-    events = change_events(batch, session, settings, placing=placing, epoch_since=origin.epoch_since())
-    events = _behind_what_followed(events, session, settings, placing=placing)
-    has_keys = ~breaks_key(events, settings.keys, partitions)
-    events = events.where(has_keys & columns.column(names.UNAVAILABLE_COLUMN).isNull()).localCheckpoint(eager=True)
-    batch.hold(events)
-    return events
 
 
 def _behind_what_followed(
@@ -348,7 +364,7 @@ def _sure(events: DataFrame, session: SparkSession, settings: QuerySettings, *, 
         found = _beside_the_newest(found, deletes, keys).where(then.isNull() | ~is_open).drop(_FOLLOWED)
     if found is events:
         return events
-    return found.select(*(columns.column(name) for name in events.columns)).localCheckpoint(eager=True)
+    return found.select(*(columns.column(name) for name in events.columns))
 
 
 def _beside_the_newest(events: DataFrame, stored: DataFrame, keys: list[str]) -> DataFrame:
@@ -356,16 +372,6 @@ def _beside_the_newest(events: DataFrame, stored: DataFrame, keys: list[str]) ->
     newest = F.max(F.struct(*(columns.column(name) for name in SEQUENCE))).alias(_FOLLOWED)
     by_key = in_sequence(stored, keys).groupBy(*(columns.column(key) for key in keys)).agg(newest)
     return events.join(by_key, keys, "left")
-
-
-def _done(batch: DecodedBatch, events: DataFrame | None) -> DataFrame:
-    """Where the records stood that are done with: merged, or found to say nothing."""
-    change = (Kind.UPSERT, Kind.DELETE)
-    done = batch.of_kinds(*(kind for kind in Kind if kind not in (*_STILL_BAD, *change))).select(*PLACE)
-    if events is not None:
-        origin = columns.column(names.ORIGIN_COLUMN)
-        done = done.unionByName(events.select(*(origin[name].alias(name) for name in PLACE)))
-    return done.distinct()
 
 
 def _wanted(kept: DataFrame, settings: QuerySettings, request: Request) -> DataFrame:
@@ -382,9 +388,9 @@ def _wanted(kept: DataFrame, settings: QuerySettings, request: Request) -> DataF
     return found.select(*PLACE, *values, "recorded_at")
 
 
-def _young(records: DataFrame, settings: QuerySettings, origin: Origin) -> DataFrame:
+def _young(records: DataFrame, settings: QuerySettings, lineage: Lineage) -> DataFrame:
     """Records without those that came before the epoch, or so long ago that deletes after them may be forgotten."""
-    is_too_old = F.unix_millis("recorded_at") < origin.epoch_since()
+    is_too_old = F.unix_millis("recorded_at") < lineage.epoch_since
     retention = settings.tombstone_retention
     if retention is not None:
         is_older = columns.is_older(F.col("timestamp"), retention, now=F.current_timestamp())

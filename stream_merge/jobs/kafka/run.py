@@ -20,8 +20,9 @@ from stream_merge.jobs.kafka.batch_offsets import Checkpoint
 from stream_merge.jobs.kafka.check import refuse_places, refuse_start_elsewhere, refuse_start_of_existing
 from stream_merge.jobs.kafka.distinct_targets import OwnTable, Targets
 from stream_merge.jobs.kafka.exit_codes import Verdict, worst
+from stream_merge.jobs.kafka.guard import refuse_other_topics
 from stream_merge.jobs.kafka.lag import Lookout, Progress
-from stream_merge.jobs.kafka.lineage import Origin
+from stream_merge.jobs.kafka.lineage import read_lineage
 from stream_merge.jobs.kafka.query import Supervised
 from stream_merge.jobs.kafka.replay import Replayed, Request, finish, replay
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
@@ -221,7 +222,7 @@ class Job:
                 expect_same_table(
                     checkpoint, found, name=query.name, label=query.name, target=query.target, location=location
                 )
-            Origin.of_table(session, found, query.identity(query_id), query).expect_same_topics(topics)
+            refuse_other_topics(read_lineage(session, found, query, identity=query.identity(query_id)), topics)
             if is_first:
                 finish(session, query)
 

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.jobs.kafka.batch_offsets import Ranges
-from stream_merge.jobs.kafka.decode import DecodedBatch
+from stream_merge.jobs.kafka.decode import Decoded
 from stream_merge.jobs.kafka.ordering import OFFSET, PARTITION, TOPIC
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.sources.decode.decoding import events
@@ -21,7 +21,7 @@ _PLACE = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET}
 
 
 def unread_records(
-    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, since: int, ranges: Ranges | None
+    batch: Decoded, session: SparkSession, settings: QuerySettings, *, since: int, ranges: Ranges | None
 ) -> DataFrame | None:
     """Records that nobody could read: of the batch, and in quarantine, where they were not replayed.
 
@@ -38,7 +38,7 @@ def unread_records(
     Cost: a look at the quarantine's log.
     """
     kept = quarantine.records(session, settings.target.quarantine)
-    if kept is None and not batch.total(Kind.UNDECODABLE):
+    if kept is None and not batch.tally.total(Kind.UNDECODABLE):
         return None
     wanted = [F.col(name) for name in (*_PLACE, "raw_key")]
     unread = batch.of_kinds(Kind.UNDECODABLE).select(*wanted)
@@ -48,7 +48,7 @@ def unread_records(
     return unread.unionByName(kept.where(is_of_now & _is_earlier(ranges)).select(*wanted))
 
 
-def unread_before(batch: DecodedBatch, unread: DataFrame) -> DataFrame:
+def unread_before(batch: Decoded, unread: DataFrame) -> DataFrame:
     """The newest unread record before each event with unavailable values, and before each null-value record.
 
     That is one of the same record key and partition.
@@ -72,7 +72,7 @@ def unread_before(batch: DecodedBatch, unread: DataFrame) -> DataFrame:
     return e.join(u, same & is_before, "inner").groupBy(*place).agg(F.max(columns.column("offset", "u")).alias(UNREAD))
 
 
-def unread_keys(batch: DecodedBatch, unread: DataFrame, settings: QuerySettings) -> DataFrame:
+def unread_keys(batch: Decoded, unread: DataFrame, settings: QuerySettings) -> DataFrame:
     """The keys of the unread records, for events that name the key of their row otherwise than a record does.
 
     A header has the key in JSON, a record as its converter writes it. A record whose key cannot be read either belongs
