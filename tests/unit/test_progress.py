@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 from prometheus_client import CollectorRegistry
 
+from stream_merge.jobs.kafka.batch_offsets import Covered
+from stream_merge.jobs.kafka.counts import Tally
 from stream_merge.jobs.kafka.lag import Progress
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.results import OUTCOMES, EventCounts, MergeResult, Outcome
@@ -62,8 +61,7 @@ def test_the_newest_merged_event_grows_no_older() -> None:
     progress = Progress(query="orders", target="orders", topics=("t",), group=None, metrics=MergeMetrics(registry))
     shown = []
     for millis in (5_000, 3_000, 7_000):
-        batch = cast(Any, SimpleNamespace(kinds=dict, newest_millis={"t": millis}))
-        progress.merged({}, batch, {}, None)
+        progress.merged(Covered(ranges={}, lost={}), Tally(newest_millis={"t": millis}), None)
         shown.append(registry.get_sample_value("stream_merge_topic_newest_event_timestamp_seconds", LABELS))
 
     assert shown == [5, 5, 7]
@@ -98,7 +96,7 @@ def test_only_a_commit_has_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def merged(at: float, result: MergeResult | None) -> None:
         monkeypatch.setattr("stream_merge.jobs.kafka.lag.time.time", lambda: at)
-        progress.merged({}, cast(Any, SimpleNamespace(kinds=dict, newest_millis={"t": 1_000_000})), {}, result)
+        progress.merged(Covered(ranges={}, lost={}), Tally(newest_millis={"t": 1_000_000}), result)
         shown.append(registry.get_sample_value("stream_merge_topic_delay_seconds", LABELS))
 
     progress.begin()
