@@ -1,4 +1,4 @@
-"""Events of MariaDB and MySQL: as a MariaDB 10.11 gave them through Debezium 3.4, and as Debezium's documentation has them."""
+"""Events of MariaDB 10.11 as Debezium 3.4 gave them, and of MySQL as Debezium's documentation has them."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_later_place_in_the_binlog_is_a_higher_position(lower: dict[str, Any],
 
 
 def test_rows_of_one_event_have_one_position() -> None:
-    """In compressed transactions of MySQL rows are counted anew for each event, all at one offset; Kafka orders them."""
+    """In MySQL's compressed transactions each event counts its rows anew, all at one offset: Kafka orders them."""
     assert MARIADB.position(RECORDED) == MARIADB.position({**RECORDED, "row": 0})
 
 

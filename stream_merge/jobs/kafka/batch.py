@@ -164,7 +164,7 @@ class TopicSink:
         if not batch.row.fields:
             intake = Intake(calls="every", undecodable=undecodable)
             return _Read(batch=batch, ranges=ranges, lost=gone, events=None, intake=intake)
-        placing = origin.placing(batch)
+        placing, epoch_before = origin.placing(batch), origin.epoch_before(batch)
         events = change_events(
             batch,
             batch_df.sparkSession,
@@ -172,11 +172,12 @@ class TopicSink:
             placing=placing,
             epoch_since=origin.epoch_since(),
             ranges=ranges,
+            epoch_before=epoch_before,
         )
         intake = Intake(
             calls="every",
             recorded={SECTION: origin.recorded(ranges, batch, gone)},
-            at_hand=change_events_at_hand(batch, self._settings, placing=placing),
+            at_hand=None if epoch_before.ends else change_events_at_hand(batch, self._settings, placing=placing),
             undecodable=undecodable,
             column_defaults=column_defaults.fills(batch.defaults, self._settings),
         )

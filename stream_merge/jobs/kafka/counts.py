@@ -77,8 +77,8 @@ class Tally:
     """Where there are rows that a snapshot has read."""
     streamed: set[Place] = field(default_factory=set)
     """Where there are changes that the connector has streamed."""
-    servers: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """Topic -> server that wrote changes -> partition and offset of its first one there."""
+    servers: dict[str, dict[str, dict[int, int]]] = field(default_factory=dict)
+    """Topic -> server that wrote changes -> partition -> offset of its first one there."""
     connector: str | None = None
     old_keys: int = 0
     first_truncate: tuple[str, int, int] | None = None
@@ -110,10 +110,7 @@ class Tally:
             newest_millis=self.newest_millis,
             reads=self.reads | second.reads,
             streamed=self.streamed | second.streamed,
-            servers={
-                topic: second.servers.get(topic, {}) | self.servers.get(topic, {})
-                for topic in self.servers.keys() | second.servers.keys()
-            },
+            servers=_earliest(self.servers, second.servers),
             connector=second.connector or self.connector,
             old_keys=self.old_keys + second.old_keys,
             first_truncate=self.first_truncate or second.first_truncate,
@@ -165,8 +162,8 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
         if row["kind"] == Kind.TRUNCATE and tally.first_truncate is None:
             tally.first_truncate = (*place, row["first_offset"])
         if row["server"] is not None:
-            servers, first = tally.servers.setdefault(row["topic"], {}), (row["partition"], row["first_offset"])
-            servers[row["server"]] = min(first, servers.get(row["server"], first))
+            first = {row["topic"]: {row["server"]: {row["partition"]: row["first_offset"]}}}
+            tally.servers = _earliest(tally.servers, first)
         tally.missing.update(row["missing"])
         tally.connector = row["connector"] or tally.connector
         tally.old_keys += row["old_keys"]
@@ -180,6 +177,16 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
         if row["newest_millis"] is not None:
             take_in(tally.newest_millis, max, {row["topic"]: row["newest_millis"]})
     return tally
+
+
+def _earliest(*found: dict[str, dict[str, dict[int, int]]]) -> dict[str, dict[str, dict[int, int]]]:
+    """`Tally.servers` of several."""
+    together: dict[str, dict[str, dict[int, int]]] = {}
+    for topic, server, offsets in (
+        (t, s, offsets) for one in found for t, of in one.items() for s, offsets in of.items()
+    ):
+        take_in(together.setdefault(topic, {}).setdefault(server, {}), min, offsets)
+    return together
 
 
 def _extremes() -> list[Column]:

@@ -41,7 +41,7 @@ class DecodedBatch:
     """Partitions with rows that a snapshot has read."""
     streamed: frozenset[Place]
     """Partitions with changes that the connector has streamed."""
-    servers: Mapping[str, Mapping[str, tuple[int, int]]]
+    servers: Mapping[str, Mapping[str, Mapping[int, int]]]
     """As `Tally.servers`."""
     newest_millis: Mapping[str, int]
     """Topic -> commit time of its newest event at the source, milliseconds since the epoch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.errors import ConfigError, ContractError
@@ -29,6 +29,7 @@ from stream_merge.jobs.kafka.ordering import (
     SEQUENCE,
     STREAMED,
     TOPIC,
+    EpochBefore,
     Placing,
 )
 from stream_merge.jobs.kafka.settings import QuerySettings
@@ -54,6 +55,7 @@ def change_events(
     placing: Placing,
     epoch_since: int,
     ranges: Ranges | None = None,
+    epoch_before: EpochBefore | None = None,
 ) -> DataFrame:
     """The upserts and deletes of a batch: whole rows, null-value records resolved, as the sink takes them.
 
@@ -64,6 +66,7 @@ def change_events(
         placing: of rows that a snapshot has read (`Origin.placing`).
         epoch_since: when the epoch began, milliseconds since 1970 (`Origin.epoch_since`).
         ranges: what a batch of a stream covers.
+        epoch_before: what is of that one (`Origin.epoch_before`).
 
     Returns:
         The row's columns, `SEQUENCE`, `DELETE` and `SOURCE_COLUMNS`.
@@ -73,7 +76,7 @@ def change_events(
         ContractError: under `unavailable: fail`, for a value that nobody has.
     """
     _refuse_names(batch, settings)
-    events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, settings)
+    events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, settings, epoch_before)
     known = Known.of_query(session, settings)
     has_reads = bool(batch.reads) and _is_by_position(settings)
     moves_reads = has_reads and placing is Placing.BEHIND
@@ -87,7 +90,7 @@ def change_events(
     if has_reads:
         events = placed(events, known, placing, unread=former)
     if batch.total(Kind.NULL_VALUE):
-        nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings)
+        nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings, epoch_before)
         found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known, unread))
         batch.null_values_are_deletes(resolved)
         batch.hold(found)
@@ -105,6 +108,17 @@ def change_events(
         _stop_for_unavailable(events, settings)
     events = events.withColumnsRenamed({UNAVAILABLE: names.UNAVAILABLE_COLUMN, _ORIGIN: names.ORIGIN_COLUMN})
     return events.drop(ABSENT, TOPIC, OLD_KEY)
+
+
+def _epoch(epoch: int, before: EpochBefore | None) -> Column:
+    if before is None:
+        return F.lit(epoch)
+    found = F.lit(epoch)
+    for (topic, partition), end in before.ends.items():
+        is_before = F.lit(True) if end is None else F.col("offset") < end
+        is_of_it = (F.col("topic") == topic) & (F.col("partition") == partition) & is_before
+        found = F.when(is_of_it, F.lit(before.epoch)).otherwise(found)
+    return found
 
 
 def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings, *, placing: Placing) -> AtHand | None:
@@ -162,7 +176,7 @@ def _stop_for_unavailable(events: DataFrame, settings: QuerySettings) -> None:
     raise ContractError(msg, reasons={"unavailable_value": 1}, target=settings.target)
 
 
-def _shaped(records: DataFrame, batch: DecodedBatch, settings: QuerySettings) -> DataFrame:
+def _shaped(records: DataFrame, batch: DecodedBatch, settings: QuerySettings, before: EpochBefore | None) -> DataFrame:
     """Decoded records as events: the row, its sequence, whether it is a delete, and what it does not carry."""
     row, old_key = columns.column(ROW), columns.column(FORMER_KEY)
     fields = {f.name: row.getField(f.name) for f in batch.row.fields}
@@ -172,7 +186,7 @@ def _shaped(records: DataFrame, batch: DecodedBatch, settings: QuerySettings) ->
     origin = F.struct(*(F.col(f.name).cast(f.dataType).alias(f.name) for f in source_batch.ORIGIN_TYPE.fields))
     return records.select(
         *(value.alias(name) for name, value in fields.items()),
-        F.lit(settings.epoch).alias(EPOCH),
+        _epoch(settings.epoch, before).alias(EPOCH),
         F.col("position").alias(POSITION),
         F.when(F.col("is_snapshot") & F.lit(_is_by_position(settings)), F.lit(0)).otherwise(F.lit(1)).alias(STREAMED),
         F.col("partition").alias(PARTITION),

@@ -15,7 +15,7 @@ from stream_merge.jobs.kafka.batch_offsets import Range, Ranges
 from stream_merge.jobs.kafka.commit_section import SECTION, Recorded, recorded, section_of
 from stream_merge.jobs.kafka.counts import Place, take_in
 from stream_merge.jobs.kafka.decode import DecodedBatch
-from stream_merge.jobs.kafka.ordering import BY_OFFSET, COMPONENTS, Placing
+from stream_merge.jobs.kafka.ordering import BY_OFFSET, COMPONENTS, EpochBefore, Placing
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.kafka.uncommitted import Uncommitted
 from stream_merge.model import names
@@ -167,26 +167,34 @@ class Origin:
         """Stop where changes were written by another server than those before: positions are of one server.
 
         Raises:
-            ContractError: in the same epoch, or in one batch, of which no part could be of another epoch.
+            ContractError: in the same epoch, or a second time in one batch.
         """
         settings = self.settings
         if settings.on_server_change == "ignore":
             return
-        next_epoch = settings.epoch + 1
         for topic, servers in batch.servers.items():
-            before = self._servers().get(topic)
-            others = sorted((place, server) for server, place in servers.items() if server != before)
-            if before is None:
-                before, others = (others[0][1], others[1:]) if others else (None, [])
-            if not others:
-                continue
-            (partition, offset), server = others[0]
-            remedy = "set" if len(servers) == 1 else "use a new checkpoint with 'start' there and"
-            msg = (
-                f"[SOURCE_SERVER_CHANGED] topic {topic!r}, partition {partition}, offset {offset}: server {server!r}"
-                f" follows {before!r}; {remedy} 'epoch: {next_epoch}', or 'on_server_change: ignore' within one binlog"
-            )
-            raise ContractError(msg, reasons={}, target=settings.target)
+            before, of_epoch = (found.get(topic) for found in (self._servers_before, self._servers))
+            new = sorted((*min(places.items()), server) for server, places in servers.items() if server != before)
+            if len(new) > (of_epoch is None):
+                partition, offset, server = new[-1]
+                remedy = f"set 'epoch: {settings.epoch + 1}'" if of_epoch else "'start' there, with a new snapshot"
+                msg = (
+                    f"[SOURCE_SERVER_CHANGED] topic {topic!r}, partition {partition}, offset {offset}: server"
+                    f" {server!r} follows {before or new[0][2]!r}; {remedy}, or 'on_server_change: ignore' within one"
+                    " binlog"
+                )
+                raise ContractError(msg, reasons={}, target=settings.target)
+
+    def epoch_before(self, batch: DecodedBatch) -> EpochBefore:
+        """What of a batch still is of the epoch before: what lies before the first change of a new server."""
+        ends: dict[Place, int | None] = {}
+        for topic, servers in ({} if self.settings.on_server_change == "ignore" else batch.servers).items():
+            before = self._servers_before.get(topic, "")
+            new = [places for server, places in servers.items() if server != before]
+            if new and before in servers and topic not in self._servers:
+                for partition in servers[before]:
+                    ends[topic, partition] = min((of[partition] for of in new if partition in of), default=None)
+        return EpochBefore(0 if self.last is None else self.last.epoch, ends)
 
     def placing(self, batch: DecodedBatch) -> Placing:
         """Where the rows of a batch stand that a snapshot has read."""
@@ -303,14 +311,25 @@ class Origin:
         take_in(highest, max, batch.highest_positions)
         return highest
 
+    @property
+    def _servers_before(self) -> Mapping[str, str]:
+        """Topic -> server of the newest changes."""
+        return {} if self.last is None else self.last.servers
+
+    @property
     def _servers(self) -> Mapping[str, str]:
-        """Topic -> server of the epoch's newest changes."""
+        """Topic -> server of the newest changes of the epoch."""
         last = self.last
         return last.servers if last is not None and last.epoch == self.settings.epoch else {}
 
     def _newest_servers(self, batch: DecodedBatch) -> dict[str, str]:
         """The same, this batch included."""
-        return {**self._servers(), **{topic: max(servers) for topic, servers in batch.servers.items()}}
+        before = self._servers_before
+        newest = {
+            topic: next((server for server in servers if server != before.get(topic)), before.get(topic, ""))
+            for topic, servers in batch.servers.items()
+        }
+        return {**self._servers, **newest}
 
     def _streamed(self, batch: DecodedBatch) -> set[Place]:
         """Topics and partitions with changes of the epoch, this batch included."""
