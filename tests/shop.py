@@ -95,7 +95,8 @@ class MariaDBShop:
     def connector(self, folder: Path) -> dict[str, str]:
         """Create the table; settings of the connector that captures it."""
         self.server.run(
-            "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, price decimal(12,2), at timestamp DEFAULT now());"
+            "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, price decimal(12,2),"
+            " at timestamp DEFAULT now());"
             "INSERT INTO orders (id, customer, price) VALUES (1, 'Ada', 9.50), (2, 'Grace', 12.00);"
         )
         return services.mariadb_connector(self.server, folder, tables="shop.orders", **TRUNCATES)

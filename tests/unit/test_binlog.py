@@ -203,11 +203,13 @@ def test_an_event_without_a_position_says_what_is_wrong(changes: dict[str, Any],
 
 
 def test_a_regression_is_counted_in_bytes_of_binlog() -> None:
-    """A file has 1 GiB at most, unless one transaction is larger."""
+    """A connector that delivers the last minute again may go back to the file before, however small that is."""
     at = (7 << 32) + 500
 
     assert MYSQL.regression(at, (7 << 32) + 100) == 400
-    assert MYSQL.regression(at, (6 << 32) + 500) == 2**30
+    assert MYSQL.regression(at, (6 << 32) + 4) == 500
+    assert MYSQL.regression(at, (5 << 32) + 4) == 2**30 + 500
+    assert MYSQL.regression(at, (8 << 32) + 4) < 0
     assert MYSQL.shown(at) == "000007:500"
 
 
