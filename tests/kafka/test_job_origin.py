@@ -361,10 +361,10 @@ def test_a_changed_server_stops_the_query_until_the_epoch_is_raised(make: Make) 
     send(3, "newer", 2, 3, 300)
     job.merge(value_format=BINLOG, epoch=1)
 
-    assert str(stopped.failures["rows"]) == (
+    assert (
         f"[SOURCE_SERVER_CHANGED] topic {job.topic!r}, partition 0, offset 5: server '2' follows '1'; set 'epoch: 1',"
         " or 'on_server_change: ignore' within one binlog"
-    )
+    ) in str(stopped.failures["rows"])
     assert before == [(1, "first"), (2, "first")]
     frame = job.spark.read.format("delta").load(job.target).selectExpr("id", "name", "__stream_merge_sequence.c1 epoch")
     assert sorted(map(tuple, frame.collect())) == [(1, "new", 1), (2, "new", 1), (3, "newer", 1), (4, "last", 0)]

@@ -48,22 +48,9 @@ ORACLE = Oracle(
     required=("scn",),
     fields={"scn": pa.string(), "commit_scn": pa.string()},
     metadata=frozenset(
-        [
-            "schema",
-            "txId",
-            "txSeq",
-            "scn",
-            "commit_scn",
-            "lcr_position",
-            "rs_id",
-            "ssn",
-            "redo_thread",
-            "user_name",
-            "redo_sql",
-            "row_id",
-            "commit_ts_ms",
-            "start_scn",
-            "start_ts_ms",
-        ]
+        (
+            *("schema", "txId", "txSeq", "scn", "commit_scn", "lcr_position", "rs_id", "ssn", "redo_thread"),
+            *("user_name", "redo_sql", "row_id", "commit_ts_ms", "start_scn", "start_ts_ms"),
+        )
     ),
 )
