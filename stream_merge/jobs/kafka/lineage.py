@@ -309,6 +309,8 @@ class Origin:
         last = self.last
         highest = dict(last.positions) if last is not None and last.epoch == self.settings.epoch else {}
         take_in(highest, max, batch.highest_positions)
+        # Where the batch still has changes of the epoch before: no more than the new server's.
+        highest |= {place: batch.lowest_positions[place] for place in self.epoch_before(batch).ends}
         return highest
 
     @property
