@@ -148,8 +148,8 @@ class TopicSink:
         self._stop_for_truncate(batch, batch_id)
         self._stop_for_share(batch, batch_id)
         decode.refuse_unknown_keys(batch)
-        origin.expect_no_regression(batch, ranges)
         origin.expect_same_servers(batch)
+        origin.expect_no_regression(batch, ranges)
         undecodable = self._undecodable(batch, batch_df, batch_id)
         if undecodable is not None:
             tell(
