@@ -43,7 +43,7 @@ demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--con
 
 jars: .jars/spark/.copied  ## jars of Delta, of Spark's Kafka connector and of its file systems for S3 and Azure, for a cluster and for machines without network
 
-shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found  ## PostgreSQL, Kafka, Debezium, Prometheus and Alertmanager to try a job on; ARGS=folder
+shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found  ## PostgreSQL, Kafka, Debezium, Prometheus and Alertmanager to try a job on; ARGS=folder, ARGS=--mariadb with MariaDB
 	@$(WITH_JAVA) .venv/bin/python tests/shop.py $(ARGS)
 
 unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name" selects
@@ -66,7 +66,7 @@ soak: $(INSTALLED) $(SERVERS) .jars/gcs/.found  ## what a change need not wait f
 	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py tests/process/test_s3_races.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract/test_gcs.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) --place s3 --engines each $(addprefix tests/contract/test_,$(ON_S3)) $(ARGS)
-	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
+	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py tests/process/test_mariadb.py $(ARGS)
 	@$(MAKE) --no-print-directory game-day ARGS=
 	@for spark in $(OTHERS); do \
 		$(MAKE) --no-print-directory .jars/spark-$$spark/.copied || echo "without the connector of $$spark its tests of Kafka are skipped"; \

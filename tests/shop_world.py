@@ -1,4 +1,4 @@
-"""A shop's PostgreSQL database, a random workload on it, and what its tables must be in Delta."""
+"""A shop's database, a random workload on it in PostgreSQL, and what its tables must be in Delta."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import services
 from kafka import KafkaConsumer, TopicPartition
@@ -74,9 +74,12 @@ CAPTURED = ("orders", "documents")
 class World:
     """A shop's database and what captures it."""
 
+    topics: ClassVar[str] = "shop.public"
+    """What their names begin with."""
     spark: SparkSession
     broker: services.Broker
-    postgres: services.Postgres
+    database: Any
+    """Its server."""
     folder: Path
     rng: random.Random
 
@@ -85,7 +88,7 @@ class World:
         queries = [
             {
                 "name": table,
-                "topic": f"shop.public.{table}",
+                "topic": f"{self.topics}.{table}",
                 "target": str(self.folder / table),
                 "keys": "id",
                 "checkpoint": str(self.folder / f"checkpoint_{table}"),
@@ -108,12 +111,12 @@ class World:
     def wait_for_the_connector(self) -> None:
         """Until everything that was committed is in the topics: a row of its own is the last thing to come."""
         marker = self.rng.randrange(10**9, 10**10)
-        self.postgres.run(f"INSERT INTO documents VALUES ({marker}, 'marker', NULL);")
+        self.database.run(f"INSERT INTO documents VALUES ({marker}, 'marker', NULL);")
         cluster = Cluster(Connection(bootstrap=self.broker.bootstrap))
         seen = {"end": -1}
 
         def is_quiet() -> bool:
-            end = sum(sum(state.ends.values()) for state in cluster.topics(["shop.public.documents"]).values())
+            end = sum(sum(state.ends.values()) for state in cluster.topics([f"{self.topics}.documents"]).values())
             quiet, seen["end"] = end == seen["end"] and end > 0, end
             return quiet and self._has(marker)
 
@@ -122,7 +125,7 @@ class World:
 
     def reads(self, table: str, *, at_least: int) -> list[dict[str, Any]]:
         """The `source` of the newest snapshot reads in a topic, once so many have come after those that were there."""
-        topic = f"shop.public.{table}"
+        topic = f"{self.topics}.{table}"
         consumer = KafkaConsumer(bootstrap_servers=self.broker.bootstrap, group_id=None)
         places = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
         consumer.assign(places)
@@ -141,7 +144,7 @@ class World:
 
     def _has(self, marker: int) -> bool:
         consumer = KafkaConsumer(bootstrap_servers=self.broker.bootstrap, auto_offset_reset="earliest")
-        topic = "shop.public.documents"
+        topic = f"{self.topics}.documents"
         partitions = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
         consumer.assign(partitions)
         ends = consumer.end_offsets(partitions)
@@ -157,7 +160,7 @@ class World:
         return found
 
     def expected(self) -> list[dict[str, Any]]:
-        return sorted(self.postgres.rows(SOURCE), key=lambda row: row["id"])
+        return sorted(self.database.rows(SOURCE), key=lambda row: row["id"])
 
     def merged(self) -> list[dict[str, Any]]:
         frame = self.spark.read.format("delta").load(str(self.folder / "orders")).selectExpr(*TARGET)
@@ -186,7 +189,7 @@ class World:
 
     def documents(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
         """(in the database, in the table)."""
-        there = [tuple(row.values()) for row in self.postgres.rows("SELECT id, title, body FROM documents")]
+        there = [tuple(row.values()) for row in self.database.rows("SELECT id, title, body FROM documents")]
         frame = self.spark.read.format("delta").load(str(self.folder / "documents")).select("id", "title", "body")
         return sorted(there, key=repr), sorted((tuple(row) for row in frame.collect()), key=repr)
 

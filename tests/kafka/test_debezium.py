@@ -43,20 +43,20 @@ ADDED = {
 def test_the_table_equals_the_source_after_a_random_workload(world: World, schemas: bool) -> None:
     """All common types, key changes, rolled back transactions, big unchanged values, columns added half-way."""
     formats = WITH_BLOCKS if schemas else WITHOUT_BLOCKS
-    world.postgres.run(workload(world.rng, 50))
+    world.database.run(workload(world.rng, 50))
     slot = "with_blocks" if schemas else "without_blocks"
-    connector = services.postgres_connector(world.postgres, tables="public.orders,public.documents")
+    connector = services.postgres_connector(world.database, tables="public.orders,public.documents")
     connector |= {"slot.name": slot, "publication.name": slot}
     with services.running(services.Connect(world.folder / "connect", world.broker, connector, schemas=schemas)):
-        world.postgres.run(workload(world.rng, STATEMENTS))
+        world.database.run(workload(world.rng, STATEMENTS))
         world.wait_for_the_connector()
         world.merge(formats)
         if schemas:
             columns = ", ".join(f"ADD COLUMN {name} {rest}" for name, rest in ADDED.items())
-            world.postgres.run(f"ALTER TABLE orders {columns}; UPDATE orders SET extra = NULL WHERE id % 2 = 0;")
-        world.postgres.run(workload(world.rng, STATEMENTS, start=STATEMENTS))
+            world.database.run(f"ALTER TABLE orders {columns}; UPDATE orders SET extra = NULL WHERE id % 2 = 0;")
+        world.database.run(workload(world.rng, STATEMENTS, start=STATEMENTS))
         world.wait_for_the_connector()
-    world.postgres.run(f"SELECT pg_drop_replication_slot('{slot}');")
+    world.database.run(f"SELECT pg_drop_replication_slot('{slot}');")
 
     world.merge(formats)
 
@@ -69,7 +69,7 @@ def test_the_table_equals_the_source_after_a_random_workload(world: World, schem
     assert sorted(without_position, key=lambda row: row["id"]) == world.expected()
     assert not list(world.folder.glob("__stream_merge_quarantine_*"))
     if schemas:
-        there = world.postgres.rows(f"SELECT id, {', '.join(f'{name}::text' for name in ADDED)} FROM orders")
+        there = world.database.rows(f"SELECT id, {', '.join(f'{name}::text' for name in ADDED)} FROM orders")
         orders = world.spark.read.format("delta").load(str(world.folder / "orders"))
         stored = orders.selectExpr("id", *(f"string({name}) AS {name}" for name in ADDED)).collect()
         assert sorted((row.asDict() for row in stored), key=repr) == sorted(there, key=repr)
@@ -77,17 +77,17 @@ def test_the_table_equals_the_source_after_a_random_workload(world: World, schem
 
 def test_what_one_connector_delivers_never_falls_back(world: World) -> None:
     """By the last commit before each change; own positions do, by what was written while a transaction was open."""
-    world.postgres.run("INSERT INTO orders (id) SELECT generate_series(1, 40);")
-    connector = services.postgres_connector(world.postgres, tables="public.orders,public.documents")
+    world.database.run("INSERT INTO orders (id) SELECT generate_series(1, 40);")
+    connector = services.postgres_connector(world.database, tables="public.orders,public.documents")
     connector |= {"slot.name": "open", "publication.name": "open"}
     others = "; ".join(f"INSERT INTO documents VALUES ({n}, 'n', NULL)" for n in range(1, 200))
     with services.running(services.Connect(world.folder / "connect", world.broker, connector, schemas=True)):
         world.wait_for_the_connector()
-        with world.postgres.in_open_transaction("UPDATE orders SET name = 'long' WHERE id <= 30;"):
-            world.postgres.run(f"UPDATE orders SET name = 'short' WHERE id > 30; {others};")
-        world.postgres.run("UPDATE orders SET note = 'after' WHERE id > 20;")
+        with world.database.in_open_transaction("UPDATE orders SET name = 'long' WHERE id <= 30;"):
+            world.database.run(f"UPDATE orders SET name = 'short' WHERE id > 30; {others};")
+        world.database.run("UPDATE orders SET note = 'after' WHERE id > 20;")
         world.wait_for_the_connector()
-    world.postgres.run("SELECT pg_drop_replication_slot('open');")
+    world.database.run("SELECT pg_drop_replication_slot('open');")
 
     world.merge(WITH_BLOCKS, events_per_batch=10, max_position_regression=0)
 
@@ -100,29 +100,29 @@ def test_a_changed_key_and_an_ad_hoc_snapshot_under_way(world: World) -> None:
     Reads of a blocking ad-hoc snapshot (Debezium 3.4) say how far the log was when they were made. They neither lose to
     what came before nor overtake what is streamed after them, also by a transaction that was open then.
     """
-    world.postgres.run(
+    world.database.run(
         "CREATE TABLE signals (id varchar(42) PRIMARY KEY, type varchar(32) NOT NULL, data varchar(2048));"
         "INSERT INTO documents SELECT n, 't' || n, repeat(md5(n::text), 300) FROM generate_series(1, 50) n;"
     )
-    connector = services.postgres_connector(world.postgres, tables="public.orders,public.documents,public.signals")
+    connector = services.postgres_connector(world.database, tables="public.orders,public.documents,public.signals")
     connector |= {"slot.name": "signals", "publication.name": "signals", "signal.data.collection": "public.signals"}
     asked = json.dumps({"data-collections": ["public.documents"], "type": "blocking"})
     with services.running(services.Connect(world.folder / "connect", world.broker, connector, schemas=True)):
-        world.postgres.run("INSERT INTO orders (id) VALUES (1);")
+        world.database.run("INSERT INTO orders (id) VALUES (1);")
         world.wait_for_the_connector()
         world.merge(WITH_BLOCKS)
-        world.postgres.run("UPDATE documents SET id = id + 100 WHERE id <= 10;")
-        world.postgres.run("UPDATE documents SET title = 'before' WHERE id BETWEEN 20 AND 30;")
+        world.database.run("UPDATE documents SET id = id + 100 WHERE id <= 10;")
+        world.database.run("UPDATE documents SET title = 'before' WHERE id BETWEEN 20 AND 30;")
         in_flight = (
             "UPDATE documents SET title = 'in flight' WHERE id BETWEEN 41 AND 45; DELETE FROM documents WHERE id = 46;"
         )
-        with world.postgres.in_open_transaction(in_flight):
-            world.postgres.run(f"INSERT INTO signals VALUES ('again', 'execute-snapshot', {literal(asked)});")
+        with world.database.in_open_transaction(in_flight):
+            world.database.run(f"INSERT INTO signals VALUES ('again', 'execute-snapshot', {literal(asked)});")
             reads = world.reads("documents", at_least=50 + 51)  # the first snapshot, and all rows again
-        world.postgres.run("UPDATE documents SET title = 'after' WHERE id BETWEEN 25 AND 40;")
-        world.postgres.run("DELETE FROM documents WHERE id = 50;")
+        world.database.run("UPDATE documents SET title = 'after' WHERE id BETWEEN 25 AND 40;")
+        world.database.run("DELETE FROM documents WHERE id = 50;")
         world.wait_for_the_connector()
-    world.postgres.run("SELECT pg_drop_replication_slot('signals'); DROP TABLE signals;")
+    world.database.run("SELECT pg_drop_replication_slot('signals'); DROP TABLE signals;")
 
     world.merge(WITH_BLOCKS, max_position_regression=0)
 

@@ -330,3 +330,57 @@ def test_a_null_value_stands_behind_all_that_is_known_wherever_its_batch_begins(
     job.merge(value_format=ordered)
 
     assert job.rows() == []
+
+
+BINLOG = {"type": "debezium", "database": "mysql", "columns": {"id": "int", "small": "int", "name": "varchar(9)"}}
+
+
+def test_a_changed_server_stops_the_query_until_the_epoch_is_raised(make: Make) -> None:
+    """Positions are of one server: those of the new one start again, and its changes win by the epoch alone.
+
+    What a batch has of the server before keeps the epoch before.
+    """
+    job = make()
+
+    def send(key: int, name: str, server: int, file: int, offset: int) -> None:
+        place = {"file": f"binlog.{file:06}", "pos": offset, "server_id": server, "connector": "mysql"}
+        job.send(key, job.event("u", key, name, lsn=None, **place))
+
+    send(1, "first", 1, 10, 500)
+    send(2, "first", 1, 10, 600)
+    job.merge(value_format=BINLOG)
+    send(2, "last", 1, 11, 4)
+    send(3, "last", 1, 11, 5)
+    send(4, "last", 1, 11, 6)
+    send(1, "new", 2, 3, 100)
+    send(2, "new", 2, 3, 200)
+
+    stopped = job.run(value_format=BINLOG)
+    before = job.rows()
+    job.merge(value_format=BINLOG, epoch=1)
+    send(3, "newer", 2, 3, 300)
+    job.merge(value_format=BINLOG, epoch=1)
+
+    assert (
+        f"[SOURCE_SERVER_CHANGED] topic {job.topic!r}, partition 0, offset 5: server '2' follows '1'; set 'epoch: 1',"
+        " or 'on_server_change: ignore' within one binlog"
+    ) in str(stopped.failures["rows"])
+    assert before == [(1, "first"), (2, "first")]
+    frame = job.spark.read.format("delta").load(job.target).selectExpr("id", "name", "__stream_merge_sequence.c1 epoch")
+    assert sorted(map(tuple, frame.collect())) == [(1, "new", 1), (2, "new", 1), (3, "newer", 1), (4, "last", 0)]
+
+
+def test_servers_that_write_one_binlog_in_turn_are_let_be(make: Make) -> None:
+    """As in a Galera cluster, or behind a replica of several servers."""
+    job = make()
+    for number, server in enumerate([1, 2, 1]):
+        place = {"file": "binlog.000001", "pos": number, "server_id": server, "connector": "mysql"}
+        job.send(1, job.event("u", 1, f"by {server}", lsn=None, **place))
+
+    result = job.run(value_format=BINLOG)
+    job.merge(value_format=BINLOG, on_server_change="ignore")
+
+    assert "'start' there, with a new snapshot, or 'on_server_change: ignore' within one binlog" in str(
+        result.failures["rows"]
+    )
+    assert job.rows() == [(1, "by 1")]

@@ -58,8 +58,8 @@ def test_killed_again_and_again_between_database_and_table(world: World, job: Jo
     with services.running(connect):
         for number in range(KILLS):
             if number == KILLS // 2:
-                world.postgres.run("ALTER TABLE orders ADD COLUMN extra integer;")
-            world.postgres.run(workload(world.rng, PER_KILL, start=number * PER_KILL))
+                world.database.run("ALTER TABLE orders ADD COLUMN extra integer;")
+            world.database.run(workload(world.rng, PER_KILL, start=number * PER_KILL))
             world.wait_for_the_connector()
             for table in CAPTURED:
                 bad[table] += _write_what_nobody_can_read(world, table)
@@ -73,7 +73,7 @@ def test_killed_again_and_again_between_database_and_table(world: World, job: Jo
                 connect.stop(signal.SIGKILL)
                 connect.start()
         world.wait_for_the_connector()
-    world.postgres.run(f"SELECT pg_drop_replication_slot('{SLOT}');")
+    world.database.run(f"SELECT pg_drop_replication_slot('{SLOT}');")
     process = job.start("--once")
     said, _ = process.communicate(timeout=START_SECONDS)
 
@@ -93,7 +93,7 @@ def test_killed_again_and_again_between_database_and_table(world: World, job: Jo
 
 
 def _connect(world: World) -> services.Connect:
-    connector = services.postgres_connector(world.postgres, tables="public.orders,public.documents")
+    connector = services.postgres_connector(world.database, tables="public.orders,public.documents")
     connector |= {"slot.name": SLOT, "publication.name": SLOT}
     return services.Connect(world.folder / "connect", world.broker, connector, schemas=True)
 

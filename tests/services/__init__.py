@@ -344,10 +344,9 @@ class MariaDB:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def rows(self, columns: Sequence[str], table: str) -> list[dict[str, Any]]:
-        """The rows of a table: name, or expression and name, of each column, as MariaDB's own JSON."""
-        named = [column.rpartition(" ") for column in columns]
-        pairs = ", ".join(f"'{name}', {expression or name}" for expression, _, name in named)
+    def rows(self, columns: Mapping[str, str], table: str) -> list[dict[str, Any]]:
+        """The rows of a table as MariaDB's own JSON: name of each column -> expression."""
+        pairs = ", ".join(f"'{name}', {expression}" for name, expression in columns.items())
         return [json.loads(line) for line in self.run(f"SELECT JSON_OBJECT({pairs}) FROM {table}").splitlines()]
 
 

@@ -108,7 +108,7 @@ class TopicSink:
             intake = Intake(calls="every", began=began, undecodable=self._undecodable(batch, batch_df, batch_id))
             events = None
             if batch.row.fields:  # else nobody knows the columns of a row yet, so that there is no event either
-                placing = lineage.placing(batch.tally)
+                placing, before = lineage.placing(batch.tally), lineage.epoch_before(batch.tally)
                 events = change_events(
                     batch,
                     batch_df.sparkSession,
@@ -117,11 +117,12 @@ class TopicSink:
                     placing=placing,
                     epoch_since=lineage.epoch_since,
                     ranges=covered.ranges,
+                    epoch_before=before,
                 )
                 intake = replace(
                     intake,
                     recorded={SECTION: lineage.section(covered, events.tally)},
-                    at_hand=change_events_at_hand(batch, settings, placing=placing),
+                    at_hand=None if before.ends else change_events_at_hand(batch, settings, placing=placing),
                     column_defaults=column_defaults.fills(batch.defaults, settings),
                 )
         if events is None:

@@ -77,8 +77,8 @@ class Tally:
     """Where there are rows that a snapshot has read."""
     streamed: set[Place] = field(default_factory=set)
     """Where there are changes that the connector has streamed."""
-    servers: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """Topic -> server that wrote changes -> partition and offset of its first one there."""
+    servers: dict[str, dict[str, dict[int, int]]] = field(default_factory=dict)
+    """Topic -> server that wrote changes -> partition -> offset of its first one there."""
     connector: str | None = None
     """Name of the source that the connector gives, of one of the events."""
     old_keys: int = 0
@@ -134,10 +134,7 @@ class Tally:
             newest_millis=furthest(self.newest_millis, second.newest_millis),
             reads=self.reads | second.reads,
             streamed=self.streamed | second.streamed,
-            servers={
-                topic: second.servers.get(topic, {}) | self.servers.get(topic, {})
-                for topic in self.servers.keys() | second.servers.keys()
-            },
+            servers=_earliest(self.servers, second.servers),
             connector=second.connector or self.connector,
             old_keys=self.old_keys + second.old_keys,
             first_truncate=self.first_truncate or second.first_truncate,
@@ -189,8 +186,8 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
         if row["kind"] == Kind.TRUNCATE and tally.first_truncate is None:
             tally.first_truncate = (*place, row["first_offset"])
         if row["server"] is not None:
-            servers, first = tally.servers.setdefault(row["topic"], {}), (row["partition"], row["first_offset"])
-            servers[row["server"]] = min(first, servers.get(row["server"], first))
+            first = {row["topic"]: {row["server"]: {row["partition"]: row["first_offset"]}}}
+            tally.servers = _earliest(tally.servers, first)
         tally.missing.update(row["missing"])
         tally.connector = row["connector"] or tally.connector
         tally.old_keys += row["old_keys"]
@@ -204,6 +201,17 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
         if row["newest_millis"] is not None:
             tally.newest_millis = furthest(tally.newest_millis, {row["topic"]: row["newest_millis"]})
     return tally
+
+
+def _earliest(*found: dict[str, dict[str, dict[int, int]]]) -> dict[str, dict[str, dict[int, int]]]:
+    """`Tally.servers` of several."""
+    together: dict[str, dict[str, dict[int, int]]] = {}
+    for one in found:
+        for topic, of_topic in one.items():
+            for server, offsets in of_topic.items():
+                servers = together.setdefault(topic, {})
+                servers[server] = furthest(servers.get(server, {}), offsets, min)
+    return together
 
 
 def _extremes() -> list[Column]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.jobs.kafka import column_defaults
@@ -33,6 +33,7 @@ from stream_merge.jobs.kafka.ordering import (
     SEQUENCE,
     STREAMED,
     TOPIC,
+    EpochBefore,
     Placing,
 )
 from stream_merge.jobs.kafka.settings import QuerySettings
@@ -69,6 +70,7 @@ def change_events(
     placing: Placing,
     epoch_since: int,
     ranges: Ranges | None = None,
+    epoch_before: EpochBefore | None = None,
 ) -> ChangeEvents:
     """Whole rows in the order of their keys, null-value records resolved.
 
@@ -80,12 +82,13 @@ def change_events(
         placing: of rows that a snapshot has read (`Lineage.placing`).
         epoch_since: when the epoch began, milliseconds since 1970 (`Lineage.epoch_since`).
         ranges: what a batch of a stream covers.
+        epoch_before: what is of that one (`Lineage.epoch_before`).
 
     Raises:
         ContractError: under `unavailable: fail`, for a value that nobody has.
     """
     tally, has_nulls = batch.tally, batch.tally.total(Kind.NULL_VALUE) > 0
-    events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, settings)
+    events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, settings, epoch_before)
     known = Known.of_query(session, settings)
     has_reads = bool(tally.reads) and _is_by_position(settings)
     moves_reads = has_reads and placing is Placing.BEHIND
@@ -98,7 +101,7 @@ def change_events(
     if has_reads:
         events = placed(events, known, placing, unread=former)
     if has_nulls:
-        nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings)
+        nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings, epoch_before)
         deletes = evaluated(deletes_of_null_values(nulls, events, known, unread), held)
         tally = tally.with_deletes(_counted_by_place(deletes))
         events = events.unionByName(deletes)
@@ -115,6 +118,15 @@ def change_events(
         refuse_unavailable(events, settings)
     events = events.withColumnsRenamed({UNAVAILABLE: names.UNAVAILABLE_COLUMN, _ORIGIN: names.ORIGIN_COLUMN})
     return ChangeEvents(frame=events.drop(ABSENT, TOPIC, OLD_KEY), tally=tally)
+
+
+def _epoch(epoch: int, before: EpochBefore | None) -> Column:
+    number = F.lit(epoch)
+    for (topic, partition), end in ({} if before is None else before.ends).items():
+        is_before = F.lit(True) if end is None else F.col("offset") < end
+        is_of_it = (F.col("topic") == topic) & (F.col("partition") == partition) & is_before
+        number = F.when(is_of_it, F.lit(before and before.epoch)).otherwise(number)
+    return number
 
 
 def _counted_by_place(events: DataFrame) -> dict[Place, int]:
@@ -154,7 +166,7 @@ def _is_by_position(settings: QuerySettings) -> bool:
     return settings.value_format.log is not None
 
 
-def _shaped(records: DataFrame, batch: Decoded, settings: QuerySettings) -> DataFrame:
+def _shaped(records: DataFrame, batch: Decoded, settings: QuerySettings, before: EpochBefore | None) -> DataFrame:
     """Decoded records as events: the row, its sequence, whether it is a delete, and what it does not carry."""
     row, old_key = columns.column(ROW), columns.column(FORMER_KEY)
     fields = {f.name: row.getField(f.name) for f in batch.row.fields}
@@ -164,7 +176,7 @@ def _shaped(records: DataFrame, batch: Decoded, settings: QuerySettings) -> Data
     origin = F.struct(*(F.col(f.name).cast(f.dataType).alias(f.name) for f in source_batch.ORIGIN_TYPE.fields))
     return records.select(
         *(value.alias(name) for name, value in fields.items()),
-        F.lit(settings.epoch).alias(EPOCH),
+        _epoch(settings.epoch, before).alias(EPOCH),
         F.col("position").alias(POSITION),
         F.when(F.col("is_snapshot") & F.lit(_is_by_position(settings)), F.lit(0)).otherwise(F.lit(1)).alias(STREAMED),
         F.col("partition").alias(PARTITION),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql import types as T
 
 from stream_merge.jobs.kafka.ordering import BY_OFFSET
@@ -48,12 +48,10 @@ _WANTED: Mapping[str, T.DataType] = {
 EncodingName = Literal["json", "avro"]
 _DATABASES = {database.name: database for database in DATABASES}
 
-
-def _database(name: str) -> str:
-    if name not in _DATABASES:
-        msg = f"[INVALID_SETTING] database: {name!r} must be one of {', '.join(_DATABASES)}"
-        raise ValueError(msg)
-    return name
+if TYPE_CHECKING:
+    DatabaseName = str
+else:
+    DatabaseName = Literal[tuple(_DATABASES)]
 
 
 class DebeziumFormat(Model):
@@ -62,7 +60,7 @@ class DebeziumFormat(Model):
     deletes_by_null_values: ClassVar[bool] = False
     """Whether null-value records may be all that tells deletes."""
     type: Literal["debezium"] = "debezium"
-    database: Annotated[str, AfterValidator(_database)] = DATABASES[0].name
+    database: DatabaseName = DATABASES[0].name
     """Where the changes come from, as `source.connector` names it."""
     encoding: EncodingName = "json"
     """How Connect's converter writes records: in JSON, or in Avro with a schema registry."""

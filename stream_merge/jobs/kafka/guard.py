@@ -80,8 +80,8 @@ def guard(batch: Decoded, lineage: Lineage, covered: Covered, batch_id: int) -> 
     _refuse_truncate(batch, lineage.query, batch_id)
     _refuse_share(batch, lineage.query, batch_id)
     refuse_unreadable(batch, lineage.query)
-    _refuse_regression(batch, lineage, covered.ranges)
     _refuse_other_servers(batch, lineage)
+    _refuse_regression(batch, lineage, covered.ranges)
 
 
 def refuse_unreadable(batch: Decoded, query: QuerySettings) -> None:
@@ -170,22 +170,20 @@ def _refuse_regression(batch: Decoded, lineage: Lineage, ranges: Ranges) -> None
 def _refuse_other_servers(batch: Decoded, lineage: Lineage) -> None:
     """Stop where another server than before wrote the changes: positions are of one server.
 
-    Within one batch, too: no part of it could be of another epoch.
+    In a new epoch it may be one; then the batch's records before its first change are of the epoch before.
     """
     query = lineage.query
     if query.on_server_change == "ignore":
         return
     for topic, servers in batch.tally.servers.items():
-        before = lineage.servers.get(topic)
-        others = sorted((place, server) for server, place in servers.items() if server != before)
-        if before is None:
-            before, others = (others[0][1], others[1:]) if others else (None, [])
-        if not others:
-            continue
-        (partition, offset), server = others[0]
-        remedy = "set" if len(servers) == 1 else "use a new checkpoint with 'start' there and"
-        msg = (
-            f"[SOURCE_SERVER_CHANGED] topic {topic!r}, partition {partition}, offset {offset}: server {server!r}"
-            f" follows {before!r}; {remedy} 'epoch: {query.epoch + 1}', or 'on_server_change: ignore' within one binlog"
-        )
-        raise ContractError(msg, reasons={}, target=query.target)
+        before, of_epoch = lineage.servers_before.get(topic), lineage.servers.get(topic)
+        new = sorted((*min(places.items()), server) for server, places in servers.items() if server != before)
+        if len(new) > (of_epoch is None):
+            partition, offset, server = new[-1]
+            remedy = f"set 'epoch: {query.epoch + 1}'" if of_epoch else "'start' there, with a new snapshot"
+            msg = (
+                f"[SOURCE_SERVER_CHANGED] topic {topic!r}, partition {partition}, offset {offset}: server"
+                f" {server!r} follows {before or new[0][2]!r}; {remedy}, or 'on_server_change: ignore' within one"
+                " binlog"
+            )
+            raise ContractError(msg, reasons={}, target=query.target)

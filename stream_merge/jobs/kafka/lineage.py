@@ -14,7 +14,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.batch_offsets import Covered, Place, Range
 from stream_merge.jobs.kafka.commit_section import SECTION, Recorded, recorded, section_of
 from stream_merge.jobs.kafka.counts import Counts, Tally, furthest
-from stream_merge.jobs.kafka.ordering import BY_OFFSET, COMPONENTS, Placing
+from stream_merge.jobs.kafka.ordering import BY_OFFSET, COMPONENTS, EpochBefore, Placing
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model import names
 from stream_merge.model.snapshot import TableSnapshot, newest_first
@@ -130,6 +130,22 @@ class Lineage:
         """The sequence's definition."""
         return self.query.value_format.ordering
 
+    @property
+    def servers_before(self) -> Mapping[str, str]:
+        """Topic -> server of the newest recorded changes, of whichever epoch."""
+        return {} if self.last is None else self.last.servers
+
+    def epoch_before(self, tally: Tally) -> EpochBefore:
+        """What of a batch still is of the epoch before: what lies before the first change of a new server."""
+        ends: dict[Place, int | None] = {}
+        for topic, servers in ({} if self.query.on_server_change == "ignore" else tally.servers).items():
+            before = self.servers_before.get(topic, "")
+            new = [places for server, places in servers.items() if server != before]
+            if new and before in servers and topic not in self.servers:
+                for partition in servers[before]:
+                    ends[topic, partition] = min((of[partition] for of in new if partition in of), default=None)
+        return EpochBefore(0 if self.last is None else self.last.epoch, ends)
+
     # -- what a batch leaves ---------------------------------------------------------------
 
     def section(self, covered: Covered, tally: Tally) -> dict[str, Any]:
@@ -176,11 +192,16 @@ class Lineage:
         rows that a snapshot has read, so that what a healthy source brings next lies behind neither. They read ours
         as theirs, and stop where a change's own position is far behind it, as they do at long transactions anyway.
         """
+        before, newest = self.servers_before, dict(self.servers)
+        for topic, servers in tally.servers.items():
+            newest[topic] = next((one for one in servers if one != before.get(topic)), before.get(topic, ""))
+        # Where the batch still has changes of the epoch before: no more than the new server's.
+        mixed = {place: tally.lowest_positions[place] for place in self.epoch_before(tally).ends}
         return replace(
             self,
-            positions=furthest(self.positions, tally.highest_positions),
+            positions={**furthest(self.positions, tally.highest_positions), **mixed},
             streamed=self.streamed | tally.streamed,
-            servers={**self.servers, **{topic: max(servers) for topic, servers in tally.servers.items()}},
+            servers=newest,
             has_unread=self._has_unread(tally),
         )
 

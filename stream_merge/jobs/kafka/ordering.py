@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
+from typing import NamedTuple
 
 EPOCH, POSITION, STREAMED, PARTITION, OFFSET = "$epoch", "$position", "$streamed", "$partition", "$offset"
 SEQUENCE = (EPOCH, POSITION, STREAMED, PARTITION, OFFSET)
@@ -26,3 +28,11 @@ class Placing(Enum):
     """Behind the newest change of their key before them."""
     AS_TOLD = auto()
     """Where the connector says: rows of the table came from other topics, whose offsets do not compare."""
+
+
+class EpochBefore(NamedTuple):
+    """Records of a batch that are of the epoch before the query's."""
+
+    epoch: int
+    ends: Mapping[tuple[str, int], int | None]
+    """Topic and partition -> offset behind the last of them; None: all there."""

@@ -70,9 +70,12 @@ class Binlog(Database):
         )
 
     def regression(self, highest: int, position: int) -> int:
-        """Bytes from one to the other, as if each file between them had the largest size that rotates it."""
+        """At least so many bytes, as if each file between them had the largest size that rotates it.
+
+        How much of the lower one's file lies behind it nobody knows: a flush or a restart rotates a small one.
+        """
         files = (highest >> _OFFSET_BITS) - (position >> _OFFSET_BITS)
-        return files * _FILE_BYTES + (highest & _MOST_BYTES) - (position & _MOST_BYTES)
+        return (files - 1) * _FILE_BYTES + (highest & _MOST_BYTES) if files > 0 else highest - position
 
     def shown(self, position: int) -> str:
         """Number of the file, and offset."""
