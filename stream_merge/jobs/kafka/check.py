@@ -333,7 +333,7 @@ def _sample(
         return
     try:
         kinds, example = _decoded(query, rows, found)
-    except (ConfigError, OSError) as err:  # the latter of a schema registry
+    except (ConfigError, ConnectionError) as err:  # the latter of a schema registry
         yield Finding(query=query.name, about="records", said=str(err), is_problem=True)
         return
     bad, most = kinds.count(Kind.UNDECODABLE), query.limits.max_quarantine_share

@@ -133,6 +133,8 @@ class DebeziumFormat(Model):
     @model_validator(mode="after")
     def _say_how_values_are_written(self) -> Self:
         problems = []
+        if self.encoding == "avro" and self.columns is not None:
+            problems.append("[CONFLICTING_SETTINGS] columns are those of the Avro schema; remove columns, or use types")
         self.wanted()
         for name, declared in (self.columns or {}).items():
             try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, ValidationError, model_validator
@@ -84,10 +85,26 @@ class SecuritySettings(Model):
         return self
 
 
+def _registry_url(url: str) -> str:
+    """Refuses what is not a URL, without showing a password that it may hold."""
+    try:
+        parts = urlsplit(url)
+        is_complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_complete = False
+    if not is_complete:
+        msg = "[INVALID_SETTING] schema_registry.url must be a URL such as https://registry:8081"
+        raise ValueError(msg)
+    if parts.username is not None:
+        msg = "[INVALID_SETTING] schema_registry.url must not hold a user or password; set user and password"
+        raise ValueError(msg)
+    return url
+
+
 class SchemaRegistrySettings(Model):
     """`kafka.schema_registry`: where the schemas of records in Avro are."""
 
-    url: str = Field(pattern=r"^https?://")
+    url: Annotated[str, AfterValidator(_registry_url)]
     user: str | None = None
     password: SecretStr | None = None
     token: SecretStr | None = None

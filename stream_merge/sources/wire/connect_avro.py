@@ -28,7 +28,8 @@ _UNREAD = "registry:"
 _NOT_FRAMED, _OF_GLUE = b"not framed", b"of glue"
 _MAGIC, _MAGIC_OF_GLUE = b"\x00", b"\x03\x00"
 _PERMISSIVE = {"mode": "PERMISSIVE"}
-_MEMBER = len('{"p":')
+_MEMBER = len(f'{{"{avro_schema.MEMBER}":')
+_SCHEMA, _NULL = b'{"schema":', b"null"
 
 
 @dataclass(kw_only=True)
@@ -46,7 +47,8 @@ class Schemas:
 
         Raises:
             UndecodableError: there is none, or it has no columns.
-            OSError: the registry cannot be reached.
+            ConfigError: the registry refuses this client.
+            ConnectionError: it cannot be reached.
         """
         number = int(schema_id.removeprefix(_UNREAD))
         if number not in self.known:
@@ -72,9 +74,7 @@ class Schemas:
         text = F.when(value.isNull(), F.lit(None).cast("binary"))
         for schema_id, schema in self.known.items():
             frame = _MAGIC + schema_id.to_bytes(self.id_bytes, "big")
-            member = F.to_json(
-                F.struct(from_avro(body, schema.physical, _PERMISSIVE).alias("p")), {"ignoreNullFields": "false"}
-            )
+            member = F.to_json(from_avro(body, schema.physical, _PERMISSIVE), {"ignoreNullFields": "false"})
             start = payload_start(schema_id, schema)
             payload = F.substr(member, F.lit(_MEMBER + 1), F.length(member) - (_MEMBER + 1))
             whole = payload if start is None else F.concat(F.lit(start), payload, F.lit("}"))
@@ -91,10 +91,10 @@ class Schemas:
         return {f"{_UNREAD}{int.from_bytes(head[1:], 'big')}" for head in heads}
 
 
-def _expect_read(text: bytes) -> None:
-    """Refuse a text that is no JSON, as `Schemas.texts` marks it."""
+def _expect_read(text: bytes, *, of_key: bool = False) -> None:
+    """Refuse a text that is not JSON, as `Schemas.texts` marks it."""
     if text.startswith(_UNREAD.encode()):
-        raise UnknownSchemaError(text.decode())
+        raise UnknownSchemaError(text.decode(), of_key=of_key)
     if text == _OF_GLUE:
         msg = "the record has the header of AWS Glue's schema registry, which is not supported"
         raise UndecodableError(msg)
@@ -124,6 +124,14 @@ class ConnectAvro(ConnectJson):
             UnknownSchemaError: its schema is not known yet.
         """
         _expect_read(value)
+        number = int(value[len(_SCHEMA) : value.index(b",")])
+        start = _start(number)
+        if start not in self._known_starts:
+            msg = f"{_UNREAD}{number}"
+            raise UnknownSchemaError(msg)
+        if value[len(start) : -1] == _NULL:
+            msg = f"the record is not Avro of schema {number}"
+            raise UndecodableError(msg)
         return super().parse(value)
 
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
@@ -162,7 +170,10 @@ class AvroKey(KeyFormat):
         """JSON values of the key columns."""
         if key is None:
             return {}
-        _expect_read(key)
+        _expect_read(key, of_key=True)
+        if key == _NULL:
+            msg = "the record key is not Avro of its schema"
+            raise UndecodableError(msg)
         return self.json.fields(key)
 
     def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
@@ -171,8 +182,12 @@ class AvroKey(KeyFormat):
 
     def schema(self, key: bytes) -> str | None:
         """Id of the schema in a key's block, or None."""
-        _expect_read(key)
+        _expect_read(key, of_key=True)
         return self.json.schema(key)
+
+    def unread(self, key: bytes | None) -> str | None:
+        """Id of a key's schema that is not known yet."""
+        return key.decode() if key is not None and key.startswith(_UNREAD.encode()) else None
 
     def learn(self, schema_id: str) -> str:
         """Get a key's schema from the registry; the id of its columns."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 
-from stream_merge.sources.wire import connect_schema
+from stream_merge.sources.wire import connect_schema, json_table
 from stream_merge.sources.wire.strict_json import UndecodableError, parse, utf8_text
 
 WITH_BLOCK = frozenset({"schema", "payload"})
@@ -41,6 +41,15 @@ class KeyFormat:
         """Record keys as `fields` takes them; None: as they are."""
         return None
 
+    def unframed(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """Keys without the header of a schema registry's converter."""
+        return keys
+
+    def unread(self, key: bytes | None) -> str | None:
+        """Id of a key's schema where only the registry has it, else None."""
+        del key
+        return None
+
     def learn(self, schema_id: str) -> str:
         """Id of the columns of a key's schema."""
         return schema_id
@@ -52,6 +61,10 @@ class JsonKey(KeyFormat):
 
     only: str | None = None
     """The key column where there is just one."""
+
+    def unframed(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """Keys without the header of Confluent's JSON Schema converter."""
+        return json_table.unframed(keys)
 
     def fields(self, key: bytes | None) -> Mapping[str, Any]:
         """JSON values of the key columns."""
