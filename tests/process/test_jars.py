@@ -151,7 +151,7 @@ def test_a_folder_of_jars_leaves_nothing_to_download(tmp_path: Path) -> None:
 def test_a_folder_without_the_connector_is_refused_with_the_command_that_fills_it(tmp_path: Path) -> None:
     touch(tmp_path / "half", OF_THE_CONNECTOR[:2])
 
-    with pytest.raises(ConfigError, match=r"lacks \['spark-sql-kafka-0-10', .*'spark-avro'\]; run 'stream-merge jars .*half'"):
+    with pytest.raises(ConfigError, match=r"lacks .*'spark-avro'\]; run 'stream-merge jars .*half'"):
         jars.conf(str(tmp_path / "half"))
 
 

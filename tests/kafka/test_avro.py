@@ -1,0 +1,353 @@
+"""Records in Avro with a schema registry: the same rows as in JSON, and a sentence for what cannot be read."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+import services
+from pyspark.sql import SparkSession
+from services.registry import Registry
+from services.registry import need as need_registry
+from topic_job import TopicJob, raw
+
+from stream_merge.jobs.kafka.check import check
+from stream_merge.jobs.kafka.exit_codes import Verdict
+from stream_merge.jobs.kafka.replay import Request, replay
+from stream_merge.testing import target_rows
+
+AVRO = {"type": "debezium", "encoding": "avro"}
+JSON = {"type": "debezium"}
+PLACEHOLDER = "__debezium_unavailable_value"
+
+
+def optional(avro: Any) -> list[Any]:
+    return ["null", avro]
+
+
+def record(name: str, fields: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t in fields.items()], **more}
+
+
+def named(avro: str, name: str, **more: Any) -> dict[str, Any]:
+    """A semantic type as AvroConverter writes it."""
+    return {"type": avro, "connect.version": 1, "connect.name": name, **more}
+
+
+def block(connect: str, name: str | None = None, **more: Any) -> dict[str, Any]:
+    """A schema as JSON's converter writes it."""
+    return {"type": connect, "optional": True, **({} if name is None else {"name": name, "version": 1}), **more}
+
+
+def b64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+class AvroTopic:
+    """A topic, its job, and the registry that has its schemas."""
+
+    def __init__(self, job: TopicJob, registry: Registry, *, id_bytes: int = 4) -> None:
+        self.job, self.registry, self._id_bytes = job, registry, id_bytes
+        self._ids: dict[str, tuple[int, Any]] = {}
+        self.kafka: dict[str, Any] = {
+            "bootstrap": job.producer.config["bootstrap_servers"],
+            "schema_registry": {"url": registry.url, "id_bytes": id_bytes},
+        }
+
+    def framed(self, schema: Any, value: Any, *, subject: str | None = None, **more: Any) -> bytes:
+        """What AvroConverter writes."""
+        text = json.dumps(schema)
+        if text not in self._ids:
+            registered = self.registry.register(subject or f"{self.job.topic}-{schema['name']}", schema, **more)
+            self._ids[text] = registered, fastavro.parse_schema(json.loads(text))
+        schema_id, parsed = self._ids[text]
+        written = io.BytesIO()
+        fastavro.schemaless_writer(written, parsed, value)
+        return self.header(schema_id) + written.getvalue()
+
+    def header(self, schema_id: int) -> bytes:
+        return b"\0" + schema_id.to_bytes(self._id_bytes, "big")
+
+    def send(self, key: bytes | None, value: bytes | None) -> int:
+        return int(self.job.producer.send(self.job.topic, key=key, value=value).get(30).offset)
+
+    def merge(self, **query: Any) -> None:
+        self.job.merge(kafka=self.kafka, **{"value_format": AVRO, **query})
+
+    def said(self, **query: Any) -> dict[str, str]:
+        """What `check` says about the query."""
+        settings = self.job.settings(kafka=self.kafka, **{"value_format": AVRO, **query})
+        return {finding.about: finding.said for finding in check(settings, jars_in=None) if finding.query is not None}
+
+    def quarantined(self) -> list[tuple[Any, ...]]:
+        return target_rows(self.job.spark, self.job.quarantine, "offset", "error")
+
+
+@pytest.fixture
+def job(spark: SparkSession, broker: services.Broker, tmp_path: Path) -> Iterator[TopicJob]:
+    job = TopicJob(spark, broker, tmp_path)
+    yield job
+    job.close()
+
+
+@pytest.fixture
+def topic(job: TopicJob, registry: Registry) -> AvroTopic:
+    return AvroTopic(job, registry)
+
+
+# -- Debezium's envelopes ------------------------------------------------------------------------
+
+COLUMNS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "small": (optional({"type": "int", "connect.type": "int16"}), block("int16")),
+    "ok": (optional("boolean"), block("boolean")),
+    "f": (optional("float"), block("float")),
+    "r": (optional("double"), block("double")),
+    "name": (optional("string"), block("string")),
+    "raw": (optional("bytes"), block("bytes")),
+    "price": (
+        optional(
+            {
+                "type": "bytes",
+                "scale": 2,
+                "precision": 10,
+                "connect.version": 1,
+                "connect.parameters": {"scale": "2", "connect.decimal.precision": "10"},
+                "connect.name": "org.apache.kafka.connect.data.Decimal",
+                "logicalType": "decimal",
+            }
+        ),
+        block(
+            "bytes",
+            "org.apache.kafka.connect.data.Decimal",
+            parameters={"scale": "2", "connect.decimal.precision": "10"},
+        ),
+    ),
+    "big": (
+        optional(
+            record(
+                "VariableScaleDecimal",
+                {"scale": "int", "value": "bytes"},
+                namespace="io.debezium.data",
+                **{"connect.doc": "Variable scaled decimal", "connect.version": 1},
+                **{"connect.name": "io.debezium.data.VariableScaleDecimal"},
+            )
+        ),
+        block(
+            "struct",
+            "io.debezium.data.VariableScaleDecimal",
+            fields=[
+                {"type": "int32", "optional": False, "field": "scale"},
+                {"type": "bytes", "optional": False, "field": "value"},
+            ],
+        ),
+    ),
+    "on": (optional(named("int", "io.debezium.time.Date")), block("int32", "io.debezium.time.Date")),
+    "at": (
+        optional(named("long", "io.debezium.time.MicroTimestamp")),
+        block("int64", "io.debezium.time.MicroTimestamp"),
+    ),
+    "seen": (
+        optional(named("string", "io.debezium.time.ZonedTimestamp")),
+        block("string", "io.debezium.time.ZonedTimestamp"),
+    ),
+    "uid": (optional(named("string", "io.debezium.data.Uuid")), block("string", "io.debezium.data.Uuid")),
+    "kind": (
+        optional(named("string", "io.debezium.data.Enum", **{"connect.parameters": {"allowed": "a,b"}})),
+        block("string", "io.debezium.data.Enum", parameters={"allowed": "a,b"}),
+    ),
+    "tags": (
+        optional({"type": "array", "items": optional("string")}),
+        block("array", items={"type": "string", "optional": True}),
+    ),
+    "doc": (optional(named("string", "io.debezium.data.Json")), block("string", "io.debezium.data.Json")),
+    "place": (
+        optional(
+            record(
+                "Geometry",
+                {"wkb": "bytes", "srid": optional("int")},
+                namespace="io.debezium.data.geometry",
+                **{
+                    "connect.doc": "Geometry",
+                    "connect.version": 1,
+                    "connect.name": "io.debezium.data.geometry.Geometry",
+                },
+            )
+        ),
+        block(
+            "struct",
+            "io.debezium.data.geometry.Geometry",
+            fields=[
+                {"type": "bytes", "optional": False, "field": "wkb"},
+                {"type": "int32", "optional": True, "field": "srid"},
+            ],
+        ),
+    ),
+    "long": (optional("string"), block("string")),
+    "status": ({"type": "string", "connect.default": "new"}, {**block("string", default="new"), "optional": False}),
+}
+"""Column -> its type in an Avro schema and in a schema block; the key `id` is beside them."""
+
+ROW: dict[str, Any] = {
+    "small": -7,
+    "ok": True,
+    "f": 0.5,
+    "r": 0.1,
+    "name": 'a "\u0000\n\U0001f600" null: null',
+    "raw": b"\x00\xff",
+    "price": Decimal("-123.45"),
+    "big": {"scale": 3, "value": b"\x05\xdc"},
+    "on": 19_000,
+    "at": 1_700_000_000_123_456,
+    "seen": "2020-02-29T23:59:59.123456+02:00",
+    "uid": "6f1f5b30-4b63-4a3e-9c4f-0a4d6c8a2d11",
+    "kind": "b",
+    "tags": ["a", None, "\u00e9"],
+    "doc": '{"a": 1.0}',
+    "place": {"wkb": b"\x01\x02", "srid": None},
+    "long": "x" * 50,
+    "status": "old",
+}
+STORED = {
+    **ROW,
+    "big": "1.500",
+    "on": date(2022, 1, 8),
+    "at": datetime(2023, 11, 14, 22, 13, 20, 123456),
+    "seen": datetime(2020, 2, 29, 21, 59, 59, 123456),
+    "raw": bytearray(b"\x00\xff"),
+    "place": (bytearray(b"\x01\x02"), None),
+}
+NOTHING: dict[str, Any] = {**dict.fromkeys(ROW), "status": "new"}
+
+
+def source_record() -> dict[str, Any]:
+    """As AvroConverter writes Debezium's, shortened."""
+    snapshot = named("string", "io.debezium.data.Enum", **{"connect.parameters": {"allowed": "true,last,false"}})
+    fields = {
+        "version": "string",
+        "name": "string",
+        "ts_ms": "long",
+        "snapshot": [{**snapshot, "connect.default": "false"}, "null"],
+        "sequence": optional("string"),
+        "lsn": optional("long"),
+        "xmin": optional("long"),
+    }
+    return record("Source", fields, namespace="io.debezium.connector.postgresql")
+
+
+def envelope_schema(columns: Mapping[str, Any], *, namespace: str = "shop.public.t") -> dict[str, Any]:
+    """An envelope whose images have the same type, as AvroConverter writes it."""
+    block_of_transaction = record("block", {"id": "string", "total_order": "long"}, namespace="event")
+    fields = {
+        "before": optional(record("Value", {"id": "long", **columns}, **{"connect.name": f"{namespace}.Value"})),
+        "after": optional("Value"),
+        "source": source_record(),
+        "transaction": optional(block_of_transaction),
+        "op": "string",
+        "ts_ms": optional("long"),
+    }
+    return record("Envelope", fields, namespace=namespace, **{"connect.name": f"{namespace}.Envelope"})
+
+
+def key_schema(avro: Any = "long", *, namespace: str = "shop.public.t") -> dict[str, Any]:
+    return record("Key", {"id": avro}, namespace=namespace, **{"connect.name": f"{namespace}.Key"})
+
+
+def envelope_block(columns: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The same as a schema block."""
+    key = {"type": "int64", "optional": False, "field": "id"}
+    row = {
+        "type": "struct",
+        "optional": True,
+        "fields": [key, *({**one, "field": name} for name, one in columns.items())],
+    }
+    return {"type": "struct", "fields": [{**row, "field": "before"}, {**row, "field": "after"}]}
+
+
+def in_json(row: Mapping[str, Any] | None) -> Any:
+    """A row as JSON's converter writes it."""
+    if row is None:
+        return None
+
+    def one(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return b64(value)
+        if isinstance(value, Decimal):
+            return b64(int(value.scaleb(2)).to_bytes(5, "big", signed=True))
+        if isinstance(value, dict):
+            return {name: one(inner) for name, inner in value.items()}
+        return str(value) if value != value else value  # NaN
+
+    return {name: one(value) for name, value in row.items()}
+
+
+def change(lsn: int, op: str, **images: Any) -> dict[str, Any]:
+    source = {"version": "3.4.0.Final", "name": "shop", "ts_ms": 1_700_000_000_000 + lsn, "snapshot": "false"}
+    source |= {"sequence": f'["{lsn}","{lsn}"]', "lsn": lsn, "xmin": None}
+    return {"before": None, "after": None, **images, "source": source, "transaction": None, "op": op, "ts_ms": None}
+
+
+def test_the_same_changes_in_avro_and_in_json_give_the_same_table(
+    topic: AvroTopic, spark: SparkSession, broker: services.Broker, tmp_path: Path
+) -> None:
+    """All types, at once and one by one; deletes, null values behind them, and values that the source left out."""
+    beside = TopicJob(spark, broker, tmp_path / f"{tmp_path.name}.json")
+    schema = envelope_schema({name: avro for name, (avro, _) in COLUMNS.items()})
+    schema_block = envelope_block({name: connect for name, (_, connect) in COLUMNS.items()})
+    key_block = {"type": "struct", "optional": False, "fields": [{"type": "int64", "optional": False, "field": "id"}]}
+
+    def write(key: int, value: Mapping[str, Any] | None) -> None:
+        in_avro = None if value is None else topic.framed(schema, value)
+        images = {} if value is None else {image: in_json(value[image]) for image in ("before", "after")}
+        in_blocks = None if value is None else raw({"schema": schema_block, "payload": {**value, **images}})
+        topic.job.producer.send(topic.job.topic, key=topic.framed(key_schema(), {"id": key}), value=in_avro)
+        key_text = raw({"schema": key_block, "payload": {"id": key}})
+        beside.producer.send(beside.topic, key=key_text, value=in_blocks)
+
+    for key in range(300):
+        row = ROW if key % 3 else {**NOTHING, "r": float("nan")}
+        write(key, change(key, "c", after={"id": key, **row}))
+    write(1, change(1_000, "u", before={"id": 1, **ROW}, after={"id": 1, **ROW, "name": "n", "long": PLACEHOLDER}))
+    write(2, change(1_001, "d", before={"id": 2, **NOTHING}))
+    write(2, None)
+    write(3, None)
+    write(4, change(1_002, "d", before={"id": 4, **NOTHING}))
+    write(4, change(1_003, "c", after={"id": 4, **NOTHING}))
+    beside.producer.flush()
+    topic.job.producer.flush()
+
+    query: dict[str, Any] = {"unavailable": "null"}
+    said = topic.said(**query)
+    topic.merge(**query)
+    beside.merge(value_format=JSON, **query)
+    columns = ["id", *COLUMNS]
+    rows = topic.job.rows(*columns)
+
+    assert repr(rows) == repr(beside.rows(*columns))
+    assert topic.job.accounted() == beside.accounted()
+    by_key = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
+    assert by_key.keys() == set(range(300)) - {2, 3}
+    assert by_key[5] == {"id": 5, **STORED}
+    assert by_key[1] == {"id": 1, **STORED, "name": "n", "long": None}
+    assert by_key[4] == {"id": 4, **NOTHING}
+    assert repr(by_key[6]) == repr({"id": 6, **NOTHING, "r": float("nan")})
+    assert said["records"] == "200 tried, 0 undecodable"
+    assert said["columns"] == (
+        "id bigint, small smallint, ok boolean, f float, r double, name string, raw binary, price decimal(10,2), big"
+        " string, on date, at timestamp_ntz, seen timestamp, uid string, kind string, tags array<string>, doc string,"
+        " place struct<wkb:binary,srid:int>, long string, status string"
+    )
+    beside.close()
