@@ -10,7 +10,7 @@ from unittest import mock
 
 from stream_merge import MergeResult, MergeSink
 from stream_merge.engines.costs import CostModel, Way, Work
-from stream_merge.tables import spark_table
+from stream_merge.tables import create_table
 
 AS_SHIPPED = "auto"
 AT_RANDOM = "random"
@@ -111,7 +111,7 @@ def judged(how: str, seed: str) -> Iterator[None]:
     created = {"delta.enableDeletionVectors": str(how != REWRITE).lower()}
     _Current.judge = staticmethod(judges[how])
     try:
-        with mock.patch.dict(spark_table.NEW_TARGETS, created):
+        with mock.patch.dict(create_table.NEW_TARGETS, created):
             yield
     finally:
         _Current.judge = CostModel

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructField, StructType
 
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables import spark_table
+from stream_merge.tables import create_table, spark_table
 
 _FIRST = f"{0:020}.json"
 LOCAL_FILES = "streammerge.tests.LocalFiles"
@@ -63,10 +63,10 @@ def _remembering(ask: Any) -> Any:
 def spare_creations(folder: Path) -> None:
     """Create each kind of empty table once per process, and copy its log for every further one.
 
-    A table is of the same kind if the arguments of `spark_table.create` and the session's defaults of Delta are the
+    A table is of the same kind if the arguments of `create_table.create` and the session's defaults of Delta are the
     same. Tables in catalogs, in object stores and in folders that exist are created by Spark, as ever.
     """
-    create = spark_table.create
+    create = create_table.create
     templates: dict[str, Path] = {}
 
     def created(session: SparkSession, target: str, fields: Sequence[StructField], **how: Any) -> TableSnapshot:
@@ -86,7 +86,7 @@ def spare_creations(folder: Path) -> None:
             shutil.copytree(table, templates[kind])
         return found
 
-    spark_table.create = created
+    create_table.create = created
 
 
 def _copied(template: Path, table: Path) -> bool:

@@ -17,7 +17,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import expect_not_replaced
 from stream_merge.spark.errors import reason
 from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
-from stream_merge.tables import fitness, spark_table
+from stream_merge.tables import create_table, fitness
 from stream_merge.tables.side.tombstones import Tombstones
 
 T = TypeVar("T")
@@ -91,8 +91,8 @@ def replan(call: BatchCall, plan: Plan, *, is_retry: bool) -> Plan:
         return plan
     layout = call.layouts.plan(plan.source, target)
     fitness.check_target(call.session, target, spec, layout)
-    properties = spark_table.target_properties(spec, layout)
-    prepared = spark_table.prepared(call.session, spec.target, target, layout, properties)
+    properties = create_table.target_properties(spec, layout)
+    prepared = create_table.prepared(call.session, spec.target, target, layout, properties)
     if prepared is not target:
         target = call.tables.target.snapshot() or prepared
         expect_not_replaced(job.target.table_id, target.table_id, target=spec.target, batch_id=call.batch_id)

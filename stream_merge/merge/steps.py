@@ -31,7 +31,7 @@ from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
 from stream_merge.spark.confs import holding
 from stream_merge.spark.jvm import in_session
 from stream_merge.spark.streaming import keeps_state, run_through
-from stream_merge.tables import fitness, spark_table
+from stream_merge.tables import create_table, fitness
 from stream_merge.tables.side import location, quarantine
 from stream_merge.tables.side.tombstones import own_log
 
@@ -177,24 +177,24 @@ def _evaluated_in_driver(
 def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch: Batch) -> Ready:
     """Create a missing target, or give an existing one what the sink needs on it."""
     spec, session, layout, target = call.spec, call.session, prepared.layout, prepared.target
-    properties = spark_table.target_properties(spec, layout)
+    properties = create_table.target_properties(spec, layout)
     inside_at: int | None = None
     with call.clock.phase("plan"):
-        is_prepared = target is not None and spark_table.is_prepared(target, spec.target, layout, properties)
+        is_prepared = target is not None and create_table.is_prepared(target, spec.target, layout, properties)
         has_deletes = batch.deletes > 0
         properties |= location.recorded(spec, call.tables, target, deletes=has_deletes, is_prepared=is_prepared)
         if target is None:
             _register_writer(call)
-            target = spark_table.create(
+            target = create_table.create(
                 session,
                 spec.target,
                 layout.target_fields,
-                properties={**spark_table.NEW_TARGETS, **spec.table_properties, **properties},
+                properties={**create_table.NEW_TARGETS, **spec.table_properties, **properties},
                 partition_by=spec.partition_by,
                 cluster_by=spec.cluster_by,
             )
             layout = _same_layout(call, source, layout, target)
-        elif spec.is_whole and not spark_table.is_prepared(target, spec.target, layout, properties):
+        elif spec.is_whole and not create_table.is_prepared(target, spec.target, layout, properties):
             # What speaks against the copy has to be said before its table gets so much as a property.
             Beside(session, spec, layout, batch, batch_id=call.batch_id, version=target.version).expect_allowed()
         elif spec.target_filter is not None:
@@ -203,7 +203,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
             inside_at = target.version
         _register_writer(call)
         before = target
-        target = spark_table.prepared(session, spec.target, target, layout, properties)
+        target = create_table.prepared(session, spec.target, target, layout, properties)
         if target is not before:  # delta-rs, too, has to see what has become of the table
             target = call.tables.target.snapshot() or target
             expect_not_replaced(before.table_id, target.table_id, target=spec.target, batch_id=call.batch_id)

@@ -171,4 +171,4 @@ def _warn(state: RetryCallState) -> None:
         tell(log.warning, "commit_conflict", target=error.target, batch_id=error.batch_id, **facts)
 
 
-assert set(CONFLICT_KINDS) == set(CONFLICTS), "results.CONFLICTS and retry.CONFLICT_KINDS name the same classes"
+assert set(CONFLICT_KINDS) == set(CONFLICTS), "results.CONFLICTS and CONFLICT_KINDS name the same classes"

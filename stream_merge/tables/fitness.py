@@ -20,7 +20,7 @@ from stream_merge.spark import columns, object_stores, places
 from stream_merge.spark.jvm import zones
 from stream_merge.spark.log_store import remedy
 from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
-from stream_merge.tables import spark_table
+from stream_merge.tables import create_table
 from stream_merge.tables.files import eligibility
 
 
@@ -90,7 +90,7 @@ def expect_fitting(events: DataFrame, spec: MergeSpec, target: TableSnapshot | N
 
 def _reserved_by_delta(target: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> Iterable[str]:
     """Columns of the target, as it is or would be, whose names Delta needs for its own when it reads the table."""
-    properties = {**spark_table.NEW_TARGETS, **spec.table_properties} if target is None else target.properties
+    properties = {**create_table.NEW_TARGETS, **spec.table_properties} if target is None else target.properties
     has_feed = spec.change_data_feed or is_on(properties, FEED_PROPERTY)
     reserved = {
         "the reader": names.SCAN_COLUMNS,
@@ -201,7 +201,7 @@ def _recorded_problems(target: TableSnapshot, spec: MergeSpec, layout: Layout, *
             f"[DEFINITION_CHANGED] target {spec.target!r} is sequenced by {_definition(sequence)}, now by"
             f" {_definition(layout.definition)}; use the recorded definition, or rebuild the table"
         )
-    elif sequence is not None and spark_table.lacks_reserved(target, layout):
+    elif sequence is not None and create_table.lacks_reserved(target, layout):
         problems.append(finder.lacks_reserved(spec.target))
     return problems
 

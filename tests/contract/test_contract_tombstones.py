@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from stream_merge.errors import ConfigError
 from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables import spark_table
+from stream_merge.tables import create_table, spark_table
 from stream_merge.tables.side import tombstones
 
 pytestmark = pytest.mark.engines("auto", "spark", "rewrite", "random")
@@ -256,7 +256,7 @@ def test_the_log_of_a_dropped_target_is_emptied_once(
         stream.target = stream.settings["target"] = f"default.begun_{uuid4().hex[:8]}"
     stream.deliver(upsert(1, "old life", lsn=9), delete(2, lsn=9))
     spark.sql(f"DROP TABLE {stream.target}") if place == "name" else removed(stream.target)
-    start_over = spark_table.start_over
+    start_over = create_table.start_over
 
     def late(session: SparkSession, table: str, *args: Any, **settings: Any) -> None:
         start_over(session, table, *args, **settings)

@@ -25,6 +25,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.model.results import FATES, EventCounts
+from stream_merge.tables.files import rows as table_rows
 from stream_merge.tables.side import tombstones
 
 pytestmark = [pytest.mark.engines("auto", "spark", "rewrite", "random"), pytest.mark.generated]
@@ -429,7 +430,7 @@ def test_any_history_with_ties_and_replays_ends_as_the_oracle_says(
     """Rows and ledger after every batch, change feed and quarantine at the end; a replayed id changes nothing."""
     # A log of deletes that is tidied every other batch must mean the same as one that never is.
     monkeypatch.setattr(tombstones, "TIDY_FILES", rng.choice([2, 64]))
-    monkeypatch.setattr(tombstones, "MOST_KEPT_ROWS", rng.choice([0, tombstones.MOST_KEPT_ROWS]))
+    monkeypatch.setattr(table_rows, "MOST_KEPT_ROWS", rng.choice([0, table_rows.MOST_KEPT_ROWS]))
     run = Run(spark=spark, shape=shape, table=tmp_path / "table", app_id="differential")
     for batch_id, events in enumerate(cut(rng, history(rng, shape, ties=True))):
         run.deliver(events)

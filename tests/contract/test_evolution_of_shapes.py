@@ -20,7 +20,7 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
 from stream_merge.spark.versions import from_ddl
-from stream_merge.tables import spark_table
+from stream_merge.tables import create_table, spark_table
 from stream_merge.testing import batch, change_rows, run
 
 NARROW = (
@@ -303,13 +303,13 @@ def test_a_table_that_another_writer_makes_with_partitions_meanwhile_is_not_take
     """Partitions keep NULL for an empty text: the row of such a key would never be found again."""
     schema = "id bigint, country string, lsn bigint"
     stream = ChangeStream(spark, tmp_table, schema, keys=["id", "country"], sequence_by="lsn")
-    create = spark_table.create
+    create = create_table.create
 
     def overtaken(*args: Any, **settings: Any) -> Any:
         spark.sql(f"CREATE TABLE delta.`{tmp_table}` ({schema}) USING delta PARTITIONED BY (country)")
         return create(*args, **settings)
 
-    monkeypatch.setattr(spark_table, "create", overtaken)
+    monkeypatch.setattr(create_table, "create", overtaken)
     with pytest.raises(MergeFailedError, match="created by another writer with other column types or partitions"):
         run(stream.sink(), batch(spark, schema, (1, "", 1), (2, "de", 1)), 0)
     monkeypatch.undo()

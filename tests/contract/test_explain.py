@@ -97,6 +97,6 @@ def test_advice_names_the_figures_of_the_newest_merge(spark: SparkSession, tmp_t
 
     found = explain(tmp_table)
 
-    assert found.native is None
+    assert found.driver is None
     (vectors,) = found.advice
     assert vectors.startswith("1 merge rewrote 109,998 unchanged rows to change 2; deletion vectors avoid it")

@@ -150,7 +150,7 @@ def test_a_folder_is_merged_by_clauses_of_one_s_own(
     assert target_rows(spark, str(Path("table").resolve())) == [(1, "one+x")]
     explained = invoke("explain ./table")
     assert 'keys ["id"], filled as clauses' in explained.output
-    assert "must not write it: the table is filled as clauses" in explained.output
+    assert "must not merge into it: the table is filled as clauses" in explained.output
     Path("in/d.json").write_text('{"id": 7, "name": "new", "op": "u"}\nno JSON\n')
     broken = invoke(line)
     assert (broken.exit_code, "so their rows would count as missing" in broken.stderr) == (3, True)

@@ -16,7 +16,7 @@ from stream_merge.model.names import CORRUPT_COLUMN, ORIGIN_COLUMN, QUARANTINE_T
 from stream_merge.model.results import MergeResult
 from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.versions import SPARK
-from stream_merge.tables import spark_table
+from stream_merge.tables import create_table, spark_table
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.side import side_table
 from stream_merge.testing import batch, run
@@ -97,7 +97,7 @@ def test_the_first_broken_event_and_the_first_delete_need_no_job_of_spark(spark:
         assert ours is not None
         first = (Path(ours.location.removeprefix("file:")) / "_delta_log" / f"{0:020}.json").read_text()
         assert '"engineInfo": "stream_merge"' in first
-        theirs = spark_table.create(
+        theirs = create_table.create(
             spark, TableRef(stream.folder / f"by_spark_{prefix}"), ours.schema.fields, properties=ours.properties
         )
         assert (theirs.schema, theirs.properties) == (ours.schema, ours.properties)

@@ -82,7 +82,7 @@ class World:
 
     def replay(self, **options: Any) -> str:
         console = Console(file=StringIO(), width=200)
-        return replay_quarantine(self.settings(**options), console=console, start_session=lambda: self.spark).said()
+        return replay_quarantine(self.settings(**options), console=console, start_session=lambda: self.spark).summary()
 
 
 @pytest.fixture

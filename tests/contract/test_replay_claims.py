@@ -22,6 +22,7 @@ from stream_merge.jobs.files.replay import Replayed
 from stream_merge.jobs.files.run import replay_quarantine
 from stream_merge.merge import commit as committing
 from stream_merge.merge import steps
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Changes, Clauses, when_matched, when_not_matched
 from stream_merge.tables import spark_table
 from stream_merge.tables.side import replay_claims
@@ -46,15 +47,15 @@ class AddingJob(Job):
         return super().settings(*args, **{"shape": ADDING, "schema": "id bigint, n int", **options})
 
     @property
-    def quarantine(self) -> str:
-        return str(Path(self.target).with_name("__stream_merge_quarantine_customers"))
+    def quarantine(self) -> TableRef:
+        return TableRef(str(Path(self.target).with_name("__stream_merge_quarantine_customers")))
 
     def replay(self, **options: Any) -> Replayed:
         console, settings = Console(file=StringIO(), width=200), self.settings(**{"schema": SCHEMA, **options})
         return replay_quarantine(settings, console=console, start_session=lambda: self.spark)
 
     def marked(self) -> list[bool]:
-        return [at is not None for (at,) in target_rows(self.spark, self.quarantine, "replayed_at")]
+        return [at is not None for (at,) in target_rows(self.spark, str(self.quarantine), "replayed_at")]
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_a_replay_beside_another_one_merges_nothing(
         now = next(times)
         if not now:
             places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
-            claims = replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=job.checkpoint)
+            claims = replay_claims.query_claims(job.spark, job.quarantine, TableRef(job.target), owner=job.checkpoint)
             assert claims is not None
             claims._claim(places)
             now = next(times)
@@ -171,7 +172,7 @@ def test_a_merge_that_lands_right_before_its_claim_is_settled_is_not_repeated(
 ) -> None:
     """Between the look for its id and the commit that takes it: by Delta's rules both may stand in the table."""
     kill_before_the_merge(job, monkeypatch)
-    claims = replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=job.checkpoint)
+    claims = replay_claims.query_claims(job.spark, job.quarantine, TableRef(job.target), owner=job.checkpoint)
     assert claims is not None
     at = claims._claimed()
     assert at is not None
@@ -215,7 +216,7 @@ def test_a_merge_that_comes_too_late_forgets_no_delete(
     begun = getattr(steps, step)
 
     def late(*args: Any) -> Any:
-        claims = replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=job.checkpoint)
+        claims = replay_claims.query_claims(job.spark, job.quarantine, TableRef(job.target), owner=job.checkpoint)
         assert claims is not None
         claims.settle()  # as a job does that starts elsewhere
         return begun(*args)
@@ -234,7 +235,7 @@ def test_a_claim_is_known_by_its_checkpoint_however_it_is_spelled(job: AddingJob
     places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
     spelled = (f"file://{job.checkpoint}/", os.path.relpath(job.checkpoint))
     ours, *others = (
-        replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=owner)
+        replay_claims.query_claims(job.spark, job.quarantine, TableRef(job.target), owner=owner)
         for owner in (job.checkpoint, *spelled)
     )
     assert ours is not None
@@ -273,7 +274,8 @@ def test_what_a_replay_has_left_undone_is_done_by_the_next_one(
 
 def test_replays_of_two_queries_into_one_table_leave_each_other_alone(job: AddingJob) -> None:
     mine, other = (
-        replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=owner) for owner in ("mine", "other")
+        replay_claims.query_claims(job.spark, job.quarantine, TableRef(job.target), owner=owner)
+        for owner in ("mine", "other")
     )
     assert mine is not None
     assert other is not None
@@ -285,7 +287,7 @@ def test_replays_of_two_queries_into_one_table_leave_each_other_alone(job: Addin
 
 
 def test_a_replay_behind_a_claim_that_is_open_waits(job: AddingJob) -> None:
-    claims = replay_claims.query_claims(job.spark, job.quarantine, job.target, owner=job.checkpoint)
+    claims = replay_claims.query_claims(job.spark, job.quarantine, TableRef(job.target), owner=job.checkpoint)
     assert claims is not None
     places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
     claims._claim(places)

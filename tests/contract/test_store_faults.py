@@ -44,6 +44,7 @@ from stream_merge import (
 )
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
+from stream_merge.tables.files.rows import rows as table_rows
 from stream_merge.tables.log.handle import LogHandle
 from stream_merge.testing import batch, run
 
@@ -117,12 +118,12 @@ class OnBadStore(ChangeStream):
         return self.on_disk().version
 
     def ids(self) -> list[int]:
-        return sorted(self.on_disk().rows()["id"].to_pylist())
+        return sorted(table_rows(self.on_disk())["id"].to_pylist())
 
     def expect_merged_once(self) -> None:
         """What the three batches come to, whatever has happened on the way: rows, change feed, ids, tombstones."""
         late = [] if self.settings["tombstones"] else [(2, 1, "late")]
-        rows = self.on_disk().rows().select(["id", "lsn", "name"]).to_pylist()
+        rows = table_rows(self.on_disk()).select(["id", "lsn", "name"]).to_pylist()
         assert sorted(tuple(row.values()) for row in rows) == [(1, 3, "new"), *late, (4, 3, "four")]
         feed = pa.table(deltalake.DeltaTable(str(self.folder / "orders")).load_cdf(starting_version=0).read_all())
         changes = feed.select(["_change_type", "id", "lsn", "name"]).to_pylist()
@@ -141,7 +142,7 @@ class OnBadStore(ChangeStream):
         )
         assert self.merge(2, *EVENTS).outcome == "skipped_duplicate"
         if self.settings["tombstones"]:
-            entries = self.on_disk("__stream_merge_tombstones_orders").rows().sort_by("id")
+            entries = table_rows(self.on_disk("__stream_merge_tombstones_orders")).sort_by("id")
             assert entries["id"].to_pylist() == [2, 3]
 
 
@@ -391,8 +392,8 @@ def test_a_stream_without_deletes_does_not_ask_spark_for_their_table_again(
 
 def test_an_overtaken_tombstone_is_marked_at_once(begun: Callable[[str], OnBadStore]) -> None:
     """Also where that takes requests: a process that begins afterwards counts what is older as the one before would."""
-    native = begun("native")
-    stream = OnBadStore(native.spark, native.bucket, native.engine)
+    marking = begun("mark")
+    stream = OnBadStore(marking.spark, marking.bucket, marking.way)
     stream.merge(0, upsert(1, "one", lsn=1))
     stream.merge(1, delete(1, lsn=3))
     back = stream.merge(2, upsert(1, "back", lsn=4))
@@ -406,6 +407,6 @@ def test_an_overtaken_tombstone_is_marked_at_once(begun: Callable[[str], OnBadSt
 
 def marks(stream: OnBadStore) -> list[tuple[int, int, bool]]:
     """Entries of the tombstones: key, sequence, whether they mark it as overtaken."""
-    entries = stream.on_disk("__stream_merge_tombstones_orders").rows()
+    entries = table_rows(stream.on_disk("__stream_merge_tombstones_orders"))
     sequences = [sequence["c1"] for sequence in entries[names.SEQUENCE_COLUMN].to_pylist()]
     return sorted(zip(entries["id"].to_pylist(), sequences, entries[names.REVIVED_COLUMN].to_pylist(), strict=True))

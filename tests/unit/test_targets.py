@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from stream_merge import ConfigError, MergeFailedError, MergeResult
-from stream_merge.jobs.kafka.targets import OwnTable, Targets
+from stream_merge.jobs.kafka.distinct_targets import OwnTable, Targets
 from stream_merge.model.table_ref import TableRef
 
 ELSEWHERE = "s3a://lake/t"

@@ -35,7 +35,7 @@ _COPIES = 3
 
 
 def compact(handle: LogHandle, memory_bytes: int | None = None) -> Tidied:
-    """One round of compaction within `compaction.MOST_BYTES`, and the read debt that remains; failures are logged."""
+    """One round of compaction within `MOST_BYTES`, and the read debt that remains; failures are logged."""
     started = time.perf_counter()
     try:
         with closing(Promise(memory_bytes)) as promise:

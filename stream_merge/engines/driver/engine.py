@@ -6,7 +6,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from stream_merge.engines import tombstones
+from stream_merge.engines import tombstone_access
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.driver.compact import compact
 from stream_merge.engines.driver.merger import DriverMerger
@@ -51,7 +51,7 @@ def obstacle(job: MergeJob) -> Ineligible | None:
     if refused is None:
         clauses = shape_of(job.spec).clauses(job.layout, job.spec, deletes=True, upserts=True)
         refused = clauses_obstacle(clauses)
-    return refused or tombstones.refused_log(job)
+    return refused or tombstone_access.refused_log(job)
 
 
 def start(job: MergeJob, why: str) -> Execution | Ineligible:
@@ -97,7 +97,7 @@ def start(job: MergeJob, why: str) -> Execution | Ineligible:
                 chosen_at=version,
                 promise=promise,
             ),
-            tombstones=tombstones.in_driver(job, events) if job.spec.tombstones else None,
+            tombstones=tombstone_access.in_driver(job, events) if job.spec.tombstones else None,
             in_driver=True,
             only_spark=False,
             tidy=partial(compact, table, job.spec.driver_memory_bytes),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream_merge.engines import tombstones
+from stream_merge.engines import tombstone_access
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.costs import favours_deletion_vectors
 from stream_merge.engines.spark.merger import SparkMerger
@@ -20,11 +20,11 @@ def start(job: MergeJob, why: str, refusal: Refusal | None) -> Execution:
     if target.has_vectors and _hinders_vectors(job):
         deletion_vectors = False
     how = {None: "", True: "; with deletion vectors", False: "; copy-on-write"}[deletion_vectors]
-    by_driver = tombstones.quickly(job) if spec.tombstones else None
+    by_driver = tombstone_access.quickly(job) if spec.tombstones else None
     return Execution(
         choice=Choice(engine="spark", why=why, how=how, refusal=refusal),
         merger=SparkMerger(job, deletion_vectors=deletion_vectors),
-        tombstones=by_driver or (tombstones.on_spark(job) if spec.tombstones else None),
+        tombstones=by_driver or (tombstone_access.on_spark(job) if spec.tombstones else None),
         in_driver=False,
         only_spark=by_driver is None,
     )

@@ -18,13 +18,13 @@ from stream_merge.jobs.kafka import control
 from stream_merge.jobs.kafka.batch import TopicSink, merge_sink
 from stream_merge.jobs.kafka.batch_offsets import Checkpoint
 from stream_merge.jobs.kafka.check import refuse_places, refuse_start_elsewhere, refuse_start_of_existing
+from stream_merge.jobs.kafka.distinct_targets import OwnTable, Targets
 from stream_merge.jobs.kafka.exit_codes import Verdict, worst
 from stream_merge.jobs.kafka.lag import Lookout, Progress
 from stream_merge.jobs.kafka.lineage import Origin
 from stream_merge.jobs.kafka.query import Supervised
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
-from stream_merge.jobs.kafka.targets import OwnTable, Targets
 from stream_merge.jobs.watch.queries import MOST_KEPT, Stream, drained
 from stream_merge.metrics.health import Health
 from stream_merge.metrics.instruments import MergeMetrics

@@ -27,7 +27,7 @@ from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
 from stream_merge.spark.streaming import Caller
 from stream_merge.spark.versions import arrow_type
-from stream_merge.tables import spark_table
+from stream_merge.tables import create_table, spark_table
 from stream_merge.tables.files.eligibility import table_obstacle
 from stream_merge.tables.side.side_table import DriverSideTable, SideCommit, SparkSideTable
 from stream_merge.tables.table import Tables
@@ -118,7 +118,7 @@ def _is_for_driver(side: DriverSideTable, spec: MergeSpec, session: SparkSession
 
 def _created(session: SparkSession, table: TableRef) -> TableSnapshot:
     snapshot = spark_table.find(session, table)
-    return snapshot or spark_table.create_plain(session, table, SCHEMA.fields, properties=PROPERTIES)
+    return snapshot or create_table.create_plain(session, table, SCHEMA.fields, properties=PROPERTIES)
 
 
 def undecodable_id(caller: Caller, target: TableRef) -> str | None:

@@ -35,7 +35,7 @@ from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
 from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.versions import arrow_frame, arrow_table
-from stream_merge.tables import backoff, spark_table
+from stream_merge.tables import backoff, create_table, spark_table
 from stream_merge.tables.files.rows import rewrite, rows, rows_with_keys
 from stream_merge.tables.side import late_events
 from stream_merge.tables.side.late_events import Hits
@@ -356,12 +356,12 @@ def _begin(
         StructField(names.RECORDED_AT_COLUMN, TimestampType()),
     ]
     properties = {
-        **spark_table.recorded_properties(layout),
+        **create_table.recorded_properties(layout),
         names.TARGET_ID_PROPERTY: target_id,
         names.BEGINNING_PROPERTY: uuid4().hex,
     }
     if left_over is None:
-        spark_table.create_plain(session, table, fields, properties=properties)
+        create_table.create_plain(session, table, fields, properties=properties)
         return
     if names.TARGET_ID_PROPERTY not in left_over.properties:
         msg = (
@@ -372,7 +372,7 @@ def _begin(
     former = left_over.properties.get(names.TARGET_ID_PROPERTY)
     tell(log.warning, "tombstones_of_dropped_target_discarded", table=table, target_id=former)
     once = f"stream_merge begins {target_id} after {left_over.properties.get(names.BEGINNING_PROPERTY, '')}"
-    spark_table.start_over(session, table, fields, properties=properties, once=once)
+    create_table.start_over(session, table, fields, properties=properties, once=once)
 
 
 def widen_schema(
