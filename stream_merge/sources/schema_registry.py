@@ -96,10 +96,16 @@ class SchemaRegistry:
             found = None
         except (OSError, http.client.HTTPException) as err:
             why = getattr(err, "reason", None) or err
-            msg = f"the schema registry at {self._settings.url} cannot be reached: {why}"
+            if isinstance(why, ssl.SSLCertVerificationError):
+                msg = (
+                    f"[REGISTRY_REFUSED] the schema registry's certificate is not trusted: {why.verify_message};"
+                    " correct schema_registry.ca_file"
+                )
+                raise ConfigError(msg) from err
+            msg = f"[REGISTRY_UNREACHABLE] the schema registry at {self._settings.url} cannot be reached: {why}"
             raise ConnectionError(msg) from err
         if not isinstance(found, dict):
-            msg = f"the schema registry's answer to the request for {what} is not a JSON object"
+            msg = f"[REGISTRY_UNREACHABLE] the schema registry's answer to the request for {what} is not a JSON object"
             raise ConnectionError(msg)
         return found
 
@@ -109,7 +115,7 @@ def _refusal(err: urllib.error.HTTPError, what: str) -> Exception:
     if err.code in _REFUSALS:
         return ConfigError(f"[REGISTRY_REFUSED] {answers}; correct schema_registry.user and password, or token")
     if err.code != _NOT_FOUND:
-        return ConnectionError(answers)
+        return ConnectionError(f"[REGISTRY_UNREACHABLE] {answers}")
     try:
         code = json.load(err).get("error_code")
     except (OSError, ValueError, AttributeError):
@@ -132,7 +138,11 @@ def _headers(settings: RegistrySettings) -> dict[str, str]:
 def _context(settings: RegistrySettings) -> ssl.SSLContext | None:
     if not settings.url.startswith("https:"):
         return None
-    context = ssl.create_default_context(cafile=settings.ca_file)
-    if settings.certificate_file is not None:
-        context.load_cert_chain(settings.certificate_file, password="")
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file)
+        if settings.certificate_file is not None:
+            context.load_cert_chain(settings.certificate_file, password="")
+    except OSError as err:
+        msg = f"[CANNOT_READ_FILE] schema_registry: ca_file or certificate_file is not a PEM that can be used: {err}"
+        raise ConfigError(msg) from err
     return context

@@ -5,15 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
-import logging
-import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +17,10 @@ import pytest
 import services
 from pyspark.sql import SparkSession
 from services.registry import Registry
-from services.registry import need as need_registry
 from topic_job import TopicJob, raw
 
 from stream_merge.jobs.kafka.check import check
-from stream_merge.jobs.kafka.exit_codes import Verdict
+from stream_merge.jobs.kafka.exit_codes import Verdict, verdict
 from stream_merge.jobs.kafka.replay import Request, replay
 from stream_merge.testing import target_rows
 
@@ -62,19 +56,31 @@ class AvroTopic:
 
     def __init__(self, job: TopicJob, registry: Registry, *, id_bytes: int = 4) -> None:
         self.job, self.registry, self._id_bytes = job, registry, id_bytes
-        self._ids: dict[str, tuple[int, Any]] = {}
+        self._ids: dict[str, int] = {}
         self.kafka: dict[str, Any] = {
             "bootstrap": job.producer.config["bootstrap_servers"],
             "schema_registry": {"url": registry.url, "id_bytes": id_bytes},
         }
 
-    def framed(self, schema: Any, value: Any, *, subject: str | None = None, **more: Any) -> bytes:
-        """What AvroConverter writes."""
+    def framed(self, schema: Any, value: Any, *, types: Sequence[Any] = (), **more: Any) -> bytes:
+        """What AvroConverter writes; its schema is registered where it is not yet.
+
+        Args:
+            schema: a record.
+            value: in it.
+            types: of other subjects, which the schema names.
+            more: as `Registry.register`.
+        """
         text = json.dumps(schema)
         if text not in self._ids:
-            registered = self.registry.register(subject or f"{self.job.topic}-{schema['name']}", schema, **more)
-            self._ids[text] = registered, fastavro.parse_schema(json.loads(text))
-        schema_id, parsed = self._ids[text]
+            self._ids[text] = self.registry.register(f"{self.job.topic}-{schema['name']}", schema, **more)
+        return self.encoded(self._ids[text], schema, value, *types)
+
+    def encoded(self, schema_id: int, schema: Any, value: Any, *types: Any) -> bytes:
+        """A value behind the id of a schema."""
+        named: dict[str, Any] = {}
+        for one in (*types, schema):
+            parsed = fastavro.parse_schema(json.loads(json.dumps(one)), named)
         written = io.BytesIO()
         fastavro.schemaless_writer(written, parsed, value)
         return self.header(schema_id) + written.getvalue()
@@ -289,7 +295,7 @@ def in_json(row: Mapping[str, Any] | None) -> Any:
             return b64(int(value.scaleb(2)).to_bytes(5, "big", signed=True))
         if isinstance(value, dict):
             return {name: one(inner) for name, inner in value.items()}
-        return str(value) if value != value else value  # NaN
+        return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
     return {name: one(value) for name, value in row.items()}
 
@@ -329,10 +335,9 @@ def test_the_same_changes_in_avro_and_in_json_give_the_same_table(
     beside.producer.flush()
     topic.job.producer.flush()
 
-    query: dict[str, Any] = {"unavailable": "null"}
-    said = topic.said(**query)
-    topic.merge(**query)
-    beside.merge(value_format=JSON, **query)
+    said = topic.said()
+    topic.merge()
+    beside.merge(value_format=JSON)
     columns = ["id", *COLUMNS]
     rows = topic.job.rows(*columns)
 
@@ -341,7 +346,7 @@ def test_the_same_changes_in_avro_and_in_json_give_the_same_table(
     by_key = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
     assert by_key.keys() == set(range(300)) - {2, 3}
     assert by_key[5] == {"id": 5, **STORED}
-    assert by_key[1] == {"id": 1, **STORED, "name": "n", "long": None}
+    assert by_key[1] == {"id": 1, **STORED, "name": "n"}
     assert by_key[4] == {"id": 4, **NOTHING}
     assert repr(by_key[6]) == repr({"id": 6, **NOTHING, "r": float("nan")})
     assert said["records"] == "200 tried, 0 undecodable"
@@ -351,3 +356,124 @@ def test_the_same_changes_in_avro_and_in_json_give_the_same_table(
         " place struct<wkb:binary,srid:int>, long string, status string"
     )
     beside.close()
+
+
+# -- rows without envelope -----------------------------------------------------------------------
+
+
+def test_flattened_rows_are_read_by_the_schema_that_each_was_written_in(topic: AvroTopic) -> None:
+    """A column that comes later, a type of another subject, and a null value whose key nobody has described yet."""
+    address = record("Address", {"city": "string"}, namespace="shop.common")
+    version = topic.registry.register("shop.common.Address", address) and ("shop.common.Address", 1)
+    about = {"__lsn": optional("long"), "__op": optional("string"), "__deleted": optional("string")}
+    first = record("Value", {"id": "long", "name": optional("string"), **about}, namespace="shop.flat")
+    home = {"id": "long", "name": optional("string"), "home": optional("shop.common.Address"), **about}
+    second = record("Value", home, namespace="shop.flat")
+    references = [("shop.common.Address", *version)]
+    key = key_schema(namespace="shop.flat")
+
+    def write(schema: Any, lsn: int, op: str = "c", **row: Any) -> None:
+        value = {"__lsn": lsn, "__op": op, "__deleted": str(op == "d").lower(), **row}
+        more = {"references": references, "types": [address]} if schema is second else {}
+        topic.send(topic.framed(key, {"id": row["id"]}), topic.framed(schema, value, **more))
+
+    topic.send(topic.framed(key, {"id": 9}), None)
+    write(first, 1, id=1, name="a")
+    write(first, 2, id=2, name="b")
+    topic.merge(value_format={"type": "flattened", "encoding": "avro"})
+    write(second, 3, "u", id=1, name="c", home={"city": "Oslo"})
+    write(first, 4, id=3, name="d")
+    write(second, 5, "d", id=3, name=None, home=None)
+    topic.send(topic.framed(key, {"id": 2}), None)
+    write(first, 6, id=4, name="e")
+    topic.merge(value_format={"type": "flattened", "encoding": "avro"})
+
+    assert topic.job.rows("id", "name", "home") == [(1, "c", ("Oslo",)), (4, "e", None)]
+
+
+def test_plain_rows_of_several_types_fill_one_table(job: TopicJob, registry: Registry) -> None:
+    """With Apicurio's ids of eight bytes, a column for the order, and a field that marks deletes; keys are text."""
+    topic = AvroTopic(job, registry, id_bytes=8)
+    common = {"id": "string", "turn": "int", "gone": "boolean"}
+    day = {"type": "int", "logicalType": "date"}
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}
+    one = record("Sold", {**common, "on": day, "price": price}, namespace="shop.plain")
+    instant = {"type": "long", "logicalType": "timestamp-micros"}
+    other = record("Seen", {**common, "at": instant}, namespace="shop.plain")
+
+    def write(schema: Any, key: str, turn: int, *, gone: bool = False, **row: Any) -> None:
+        topic.send(key.encode(), topic.framed(schema, {"id": key, "turn": turn, "gone": gone, **row}))
+
+    write(one, "a", 2, on=date(2024, 2, 29), price=Decimal("12.50"))
+    write(other, "b", 1, at=datetime(2024, 1, 2, 3, 4, 5, 6, UTC))
+    write(one, "a", 1, on=date(2020, 1, 1), price=Decimal("0.00"))
+    write(other, "c", 1, at=datetime(2024, 1, 1, tzinfo=UTC))
+    write(other, "c", 2, gone=True, at=datetime(2024, 1, 1, tzinfo=UTC))
+    value_format = {"type": "plain", "encoding": "avro", "position": "turn", "deletes": {"gone": True}}
+    topic.merge(value_format=value_format, key_format={"type": "text"})
+
+    assert job.rows("id", "turn", "on", "price", "at") == [
+        ("a", 2, date(2024, 2, 29), Decimal("12.50"), None),
+        ("b", 1, None, None, datetime(2024, 1, 2, 3, 4, 5, 6)),
+    ]
+
+
+# -- what cannot be read ---------------------------------------------------------------------------
+
+
+def test_what_cannot_be_read_is_quarantined_with_a_sentence_and_can_be_replayed(topic: AvroTopic) -> None:
+    """While the registry is away nothing is: the query tries again. A schema that is registered later is found."""
+    job = topic.job
+    schema = envelope_schema({"name": optional("string")})
+    odd = envelope_schema({"name": ["null", "int", "string"]}, namespace="shop.odd")
+    key = topic.framed(key_schema(), {"id": 1})
+    good = topic.framed(schema, change(1, "c", after={"id": 1, "name": "a"}))
+    head = good[:5]
+    json_schema = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}
+    of_json = topic.registry.register(f"{job.topic}-json", json_schema, kind="JSON")
+    union = topic.framed(odd, change(2, "c", after={"id": 1, "name": "a"}))
+    union_id = int.from_bytes(union[1:5], "big")
+    later = union_id + 1
+    late = envelope_schema({"name": optional("string"), "more": optional("int")}, namespace="shop.late")
+    values = {
+        "later": topic.encoded(later, late, change(3, "c", after={"id": 2, "name": "b", "more": 7})),
+        "magic": b"\1" + good[1:],
+        "short": b"\0\0",
+        "not of it": head + b"\x02\xff\xff",
+        "json": topic.header(of_json) + b"{}",
+        "union": union,
+        "glue": b"\3\0" + bytes(16) + good[5:],
+        "glue, compressed": b"\3\5" + bytes(16) + good[5:],
+    }
+    topic.send(key, good)
+    offsets = {name: topic.send(key, value) for name, value in values.items()}
+    offsets["key"] = topic.send(b"\0\0\x7f\xff\xff\2", None)
+    nowhere = {**topic.kafka, "schema_registry": {"url": f"http://127.0.0.1:{services.free_port()}"}}
+    away = job.run(kafka=nowhere, value_format=AVRO).failures
+    topic.merge()
+
+    (reason,) = away.values()
+    assert verdict(reason) is Verdict.AGAIN
+    assert "[REGISTRY_UNREACHABLE] the schema registry at http://127.0.0.1:" in str(reason)
+    assert job.rows() == [(1, "a")]
+    begins = "the record does not start with byte 0 and the id of a schema, as Avro of a schema registry does"
+    of_glue = "the record has the header of AWS Glue's schema registry, which is not supported"
+    number = int.from_bytes(head[1:], "big")
+    assert topic.quarantined() == [
+        (offsets["later"], f"its schema cannot be used: the schema registry has no schema {later}"),
+        (offsets["magic"], begins),
+        (offsets["short"], begins),
+        (offsets["not of it"], f"the record is not Avro of schema {number}"),
+        (offsets["json"], f"its schema cannot be used: schema {of_json} is JSON, not AVRO"),
+        (offsets["union"], "its schema cannot be used: a union of 2 types other than null has no column type"),
+        (offsets["glue"], of_glue),
+        (offsets["glue, compressed"], of_glue),
+        (offsets["key"], "its schema cannot be used: the schema registry has no schema 2147483647"),
+    ]
+
+    assert topic.registry.register(f"{job.topic}-late", late) == later
+    settings = job.settings(kafka=topic.kafka, value_format=AVRO)
+    replayed = replay(job.spark.newSession(), settings.queries[0], Request())
+
+    assert (replayed.records, replayed.marked, replayed.still) == (9, 1, 8)
+    assert job.rows("id", "name", "more") == [(1, "a", None), (2, "b", 7)]

@@ -14,12 +14,12 @@ import pytest
 
 from services import ROOT, Server, free_port
 
-_FOUND = ROOT / ".jars" / "registry" / ".found"
+FOUND = ROOT / ".jars" / "registry" / ".found"
 
 
 def need() -> None:
     """Skip the test, with the reason, where there is no registry."""
-    if not _FOUND.exists():
+    if not FOUND.exists():
         pytest.skip("the schema registry is not there; 'make test-all' gets it")
 
 
@@ -31,7 +31,7 @@ class Registry:
         self.url = f"http://127.0.0.1:{self.port}/apis/ccompat/v7"
         folder.mkdir(parents=True, exist_ok=True)
         home = os.environ.get("JAVA_HOME")
-        (runner,) = _FOUND.parent.glob("*-runner.jar")
+        (runner,) = FOUND.parent.glob("*-runner.jar")
         options = {
             "quarkus.http.host": "127.0.0.1",
             "quarkus.http.port": str(self.port),

@@ -243,7 +243,8 @@ def test_what_two_queries_share_is_told_beside_what_is_wrong_in_one(read: Read) 
         "[INVALID_SETTING] queries.1.start: must be a mapping",
         f"[UNSUPPORTED_FORMAT] queries.three.value_format: protobuf is not supported yet; set value.converter {json}",
         f"[UNSUPPORTED_FORMAT] queries.four.key_format: protobuf is not supported yet; set key.converter {json}",
-        "[INVALID_SETTING] queries.four.value_format.type 'xml' must be one of 'debezium', 'flattened', 'json'",
+        "[INVALID_SETTING] queries.four.value_format.type 'xml' must be one of 'debezium', 'flattened', 'json',"
+        " 'plain'",
     ]
 
 
@@ -257,7 +258,7 @@ def test_what_two_queries_share_is_told_beside_what_is_wrong_in_one(read: Read) 
         ),
         (("keys: id", "keys: id, value_format: {type: json, columns: {a: blob}}"), "'blob' is not a type"),
         (("keys: id", "keys: id, value_format: {type: json, columns: {a: int}, position: b}"), "position 'b' must be"),
-        (("keys: id", "keys: id, value_format: {type: avro}"), "use {type: debezium, encoding: avro}"),
+        (("keys: id", "keys: id, value_format: {type: avro}"), "with encoding: avro"),
         (
             ("keys: id", "keys: id, value_format: {type: debezium, encoding: avro}"),
             "query 'orders' reads Avro; set kafka.schema_registry",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
-from services import free_port
+from services import free_port, tls
 
 from stream_merge import ConfigError
 from stream_merge.sources.schema_registry import Registered, RegistrySettings, SchemaRegistry
@@ -132,14 +134,26 @@ def test_a_client_proves_who_it_is_and_shows_nothing_of_it(
             "[REGISTRY_REFUSED] the schema registry answers 403 to the request for schema 5; correct"
             " schema_registry.user and password, or token",
         ),
-        ((500, "down"), ConnectionError, "the schema registry answers 500 to the request for schema 5"),
-        ((429, ""), ConnectionError, "the schema registry answers 429 to the request for schema 5"),
+        (
+            (500, "down"),
+            ConnectionError,
+            "[REGISTRY_UNREACHABLE] the schema registry answers 500 to the request for schema 5",
+        ),
+        (
+            (429, ""),
+            ConnectionError,
+            "[REGISTRY_UNREACHABLE] the schema registry answers 429 to the request for schema 5",
+        ),
         (
             (200, "<html>"),
             ConnectionError,
-            "the schema registry's answer to the request for schema 5 is not a JSON object",
+            "[REGISTRY_UNREACHABLE] the schema registry's answer to the request for schema 5 is not a JSON object",
         ),
-        ([], ConnectionError, "the schema registry's answer to the request for schema 5 is not a JSON object"),
+        (
+            [],
+            ConnectionError,
+            "[REGISTRY_UNREACHABLE] the schema registry's answer to the request for schema 5 is not a JSON object",
+        ),
     ],
 )
 def test_what_is_not_a_schema_is_one_sentence_and_is_asked_for_again(
@@ -166,9 +180,55 @@ def test_a_reference_to_what_is_not_registered_is_named(server: Server) -> None:
 def test_a_registry_that_is_away_can_be_tried_again() -> None:
     url = f"http://127.0.0.1:{free_port()}"
 
-    with pytest.raises(ConnectionError, match=rf"^the schema registry at {url} cannot be reached: .*refused"):
+    with pytest.raises(
+        ConnectionError, match=rf"^\[REGISTRY_UNREACHABLE\] the schema registry at {url} cannot be reached: .*refused"
+    ):
         SchemaRegistry(RegistrySettings(url=url, token="hidden")).schema(5)
 
 
 def test_a_registry_stays_in_the_driver(server: Server) -> None:
     assert pickle.loads(pickle.dumps(client(server, token="hidden"))) is None
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> tls.Authority:
+    tls.need()
+    return tls.Authority(tmp_path_factory.mktemp("certificates") / "authority")
+
+
+@pytest.fixture
+def encrypted(server: Server, authority: tls.Authority) -> Server:
+    """The same with TLS, for clients with a certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.root))
+    context.load_cert_chain(authority.certificate("registry"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.answers["/schemas/ids/5"] = {"schema": '"long"'}
+    return server
+
+
+def test_a_registry_and_its_client_prove_themselves_by_certificates(
+    encrypted: Server, authority: tls.Authority
+) -> None:
+    url, root = f"https://127.0.0.1:{encrypted.server_port}", str(authority.root)
+    certificate = str(authority.certificate("client"))
+
+    trusting = SchemaRegistry(RegistrySettings(url=url, ca_file=root, certificate_file=certificate))
+    unknown = SchemaRegistry(RegistrySettings(url=url, ca_file=root))
+    distrusting = SchemaRegistry(RegistrySettings(url=url, certificate_file=certificate))
+
+    assert trusting.schema(5).text == '"long"'
+    with pytest.raises(ConnectionError, match=r"^\[REGISTRY_UNREACHABLE\] "):
+        unknown.schema(5)
+    with pytest.raises(
+        ConfigError, match=r"^\[REGISTRY_REFUSED\] .* certificate is not trusted: .*; correct schema_registry.ca_file$"
+    ):
+        distrusting.schema(5)
+
+
+def test_a_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_text("nothing")
+
+    with pytest.raises(ConfigError, match=r"^\[CANNOT_READ_FILE\] schema_registry: ca_file or certificate_file is not"):
+        SchemaRegistry(RegistrySettings(url="https://registry", ca_file=str(file)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -15,7 +16,7 @@ from stream_merge.sources.envelopes import debezium, plain
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.envelopes.debezium import Debezium
 from stream_merge.sources.envelopes.flattened import Added, Flattened
-from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.envelopes.plain import Plain, PlainJson
 from stream_merge.sources.postgresql import (
     AmbiguousTypeError,
     BinaryHandling,
@@ -91,15 +92,14 @@ class DebeziumFormat(Model):
 
     def wire(self, row_schema: RowSchema, schemas: Schemas | None) -> ConnectJson:
         """How values are written."""
-        settings: dict[str, Any] = {
-            "row_schema": row_schema,
-            "declared": self.declared(),
-            "placeholder": self.unavailable_value_placeholder,
-            "wanted": self.wanted(),
-        }
-        if self.encoding == "json":
-            return ConnectJson(**settings)
-        return ConnectAvro(**settings, schemas=Schemas() if schemas is None else schemas)
+        return _wire(
+            self.encoding,
+            schemas,
+            row_schema=row_schema,
+            declared=self.declared(),
+            placeholder=self.unavailable_value_placeholder,
+            wanted=self.wanted(),
+        )
 
     def wanted(self) -> dict[str, T.DataType]:
         """The types of `types`."""
@@ -171,12 +171,9 @@ class FlattenedFormat(DebeziumFormat):
         return BY_LOG_POSITION if self.position == "lsn" else BY_OFFSET
 
 
-class JsonFormat(Model):
-    """`value_format: {type: json}`: objects whose fields are the columns."""
+class RowsFormat(Model):
+    """What formats of rows without envelope have in common."""
 
-    type: Literal["json"]
-    columns: Mapping[str, str] = Field(min_length=1)
-    """Column -> Spark type."""
     position: str | None = None
     """Integer column that orders the events of a key; None: Kafka's order."""
     deletes: Mapping[str, str | int | bool] | None = Field(default=None, min_length=1, max_length=1)
@@ -187,24 +184,34 @@ class JsonFormat(Model):
         """As `DebeziumFormat.deletes_by_null_values`."""
         return self.deletes is None
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
-        """The decoder of records whose keys are written like that."""
-        return PlainJson(
-            key=key,
-            key_completes=key_completes,
-            declared={name: plain.declared_encoding(declared) for name, declared in self.columns.items()},
-            position=self.position,
-            deletes=None if self.deletes is None else next(iter(self.deletes.items())),
-        )
+    @property
+    def marker(self) -> tuple[str, Any] | None:
+        """The field and value of `deletes`."""
+        return None if self.deletes is None else next(iter(self.deletes.items()))
 
     def wanted(self) -> dict[str, T.DataType]:
-        """None: `columns` says all types."""
+        """None: the schema says all types."""
         return {}
 
     @property
     def ordering(self) -> str:
         """Name of the sequence's definition, recorded with each commit."""
         return BY_OFFSET if self.position is None else f"column/1:{self.position}"
+
+
+class JsonFormat(RowsFormat):
+    """`value_format: {type: json}`: objects whose fields are the columns."""
+
+    type: Literal["json"]
+    columns: Mapping[str, str] = Field(min_length=1)
+    """Column -> Spark type."""
+
+    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
+        """The decoder of records whose keys are written like that."""
+        declared = {name: plain.declared_encoding(declared) for name, declared in self.columns.items()}
+        return PlainJson(
+            key=key, key_completes=key_completes, declared=declared, position=self.position, deletes=self.marker
+        )
 
     @model_validator(mode="after")
     def _has_types(self) -> JsonFormat:
@@ -219,6 +226,28 @@ class JsonFormat(Model):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+
+class PlainFormat(RowsFormat):
+    """`value_format: {type: plain}`: rows whose fields are the columns, of a schema that each record has."""
+
+    type: Literal["plain"]
+    encoding: EncodingName = "json"
+    """JSON with a schema block, or Avro with a schema registry."""
+
+    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
+        """The decoder of records whose keys are written like that."""
+        marker = self.marker
+        row_schema = partial(plain.row_schema, marker=None if marker is None else marker[0])
+        wire = _wire(self.encoding, schemas, row_schema=row_schema)
+        return Plain(key=key, wire=wire, position=self.position, deletes=marker)
+
+
+def _wire(encoding: EncodingName, schemas: Schemas | None, **settings: Any) -> ConnectJson:
+    """How values are written."""
+    if encoding == "json":
+        return ConnectJson(**settings)
+    return ConnectAvro(**settings, schemas=Schemas() if schemas is None else schemas)
 
 
 class KeySettings(Model):
@@ -265,7 +294,7 @@ def _written_as_json(converter: str) -> BeforeValidator:
             )
             raise ValueError(msg)
         if kind == "avro" and converter == "value.converter":
-            msg = "[INVALID_SETTING] 'avro' is an encoding; use {type: debezium, encoding: avro}, or type flattened"
+            msg = "[INVALID_SETTING] 'avro' is an encoding; use type debezium, flattened or plain with encoding: avro"
             raise ValueError(msg)
         return given
 
@@ -273,7 +302,7 @@ def _written_as_json(converter: str) -> BeforeValidator:
 
 
 ValueFormat = Annotated[
-    DebeziumFormat | FlattenedFormat | JsonFormat,
+    DebeziumFormat | FlattenedFormat | JsonFormat | PlainFormat,
     Field(discriminator="type"),
     _written_as_json("value.converter"),
 ]

@@ -22,7 +22,7 @@ from yaml.scanner import ScannerError
 
 from stream_merge import shapes
 from stream_merge.errors import ConfigError, located
-from stream_merge.jobs.kafka.formats import DebeziumFormat, KeyFormatSettings, KeySettings, ValueFormat
+from stream_merge.jobs.kafka.formats import DebeziumFormat, JsonFormat, KeyFormatSettings, KeySettings, ValueFormat
 from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, validation_problems
 from stream_merge.jobs.units import (
     Bytes,
@@ -112,7 +112,7 @@ class SchemaRegistrySettings(Model):
     certificate_file: JobPath | None = None
     """Private key and certificate chain in one PEM."""
     id_bytes: Literal[4, 8] = 4
-    """Bytes of a schema's id in a record: 4, or 8 as Apicurio's clients write them by default."""
+    """Bytes of a schema's id in a record: 4, or 8 as those of Apicurio 2 write them by default."""
 
     def registry(self) -> RegistrySettings:
         """For the client."""
@@ -350,7 +350,7 @@ class QuerySettings(Model):
 
     @property
     def _values_are_avro(self) -> bool:
-        return isinstance(self.value_format, DebeziumFormat) and self.value_format.encoding == "avro"
+        return not isinstance(self.value_format, JsonFormat) and self.value_format.encoding == "avro"
 
     def format(self) -> Format:
         """The decoder of its records."""

@@ -26,7 +26,9 @@ from stream_merge.sources.wire.strict_json import UndecodableError, UnknownSchem
 _UNREAD = "registry:"
 """Start of a schema id, and of the text of a record whose schema is not known here yet."""
 _NOT_FRAMED, _OF_GLUE = b"not framed", b"of glue"
-_MAGIC, _MAGIC_OF_GLUE = b"\x00", b"\x03\x00"
+_MAGIC = b"\x00"
+_MAGIC_OF_GLUE = b"\x03\x00", b"\x03\x05"
+"""Version, and whether the value is compressed (AWS Glue's serializer 1.1)."""
 _PERMISSIVE = {"mode": "PERMISSIVE"}
 _MEMBER = len(f'{{"{avro_schema.MEMBER}":')
 _SCHEMA, _NULL = b'{"schema":', b"null"
@@ -39,7 +41,7 @@ class Schemas:
     registry: SchemaRegistry | None = None
     """None on the workers."""
     id_bytes: int = 4
-    """Bytes of an id: 4, or 8 as older Apicurio clients write them."""
+    """Bytes of an id: 4, or 8 as clients of Apicurio 2 write them."""
     known: dict[int, AvroSchema] = field(default_factory=dict)
 
     def get(self, schema_id: str) -> AvroSchema:
@@ -80,7 +82,7 @@ class Schemas:
             whole = payload if start is None else F.concat(F.lit(start), payload, F.lit("}"))
             text = text.when(prefix == F.lit(frame), whole.cast("binary"))
         is_framed = (F.substring(value, 1, 1) == F.lit(_MAGIC)) & (F.length(value) > size)
-        is_of_glue = F.substring(value, 1, 2) == F.lit(_MAGIC_OF_GLUE)
+        is_of_glue = F.substring(value, 1, 2).isin(*map(F.lit, _MAGIC_OF_GLUE))
         unread = F.concat(F.lit(_UNREAD), number).cast("binary")
         return text.when(is_framed, unread).when(is_of_glue, F.lit(_OF_GLUE)).otherwise(F.lit(_NOT_FRAMED))
 
