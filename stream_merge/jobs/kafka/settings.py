@@ -112,7 +112,7 @@ class SchemaRegistrySettings(Model):
     certificate_file: JobPath | None = None
     """Private key and certificate chain in one PEM."""
     id_bytes: Literal[4, 8] = 4
-    """Bytes of a schema's id in a record: 4, or 8 as those of Apicurio 2 write them by default."""
+    """Bytes of a schema's id in a record: 4, or 8 as clients of Apicurio 2 write them by default."""
 
     def registry(self) -> RegistrySettings:
         """For the client."""
