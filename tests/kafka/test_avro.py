@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from services.registry import Registry
 from topic_job import TopicJob, raw
 
+from stream_merge.jobs.kafka import query
 from stream_merge.jobs.kafka.check import check
 from stream_merge.jobs.kafka.exit_codes import Verdict, verdict
 from stream_merge.jobs.kafka.replay import Request, replay
@@ -91,13 +92,13 @@ class AvroTopic:
     def send(self, key: bytes | None, value: bytes | None) -> int:
         return int(self.job.producer.send(self.job.topic, key=key, value=value).get(30).offset)
 
-    def merge(self, **query: Any) -> None:
-        self.job.merge(kafka=self.kafka, **{"value_format": AVRO, **query})
+    def merge(self, **settings: Any) -> None:
+        self.job.merge(kafka=self.kafka, **{"value_format": AVRO, **settings})
 
-    def said(self, **query: Any) -> dict[str, str]:
+    def said(self) -> dict[str, str]:
         """What `check` says about the query."""
-        settings = self.job.settings(kafka=self.kafka, **{"value_format": AVRO, **query})
-        return {finding.about: finding.said for finding in check(settings, jars_in=None) if finding.query is not None}
+        job = self.job.settings(kafka=self.kafka, value_format=AVRO)
+        return {finding.about: finding.said for finding in check(job, jars_in=None) if finding.query is not None}
 
     def quarantined(self) -> list[tuple[Any, ...]]:
         return target_rows(self.job.spark, self.job.quarantine, "offset", "error")
@@ -421,8 +422,11 @@ def test_plain_rows_of_several_types_fill_one_table(job: TopicJob, registry: Reg
 # -- what cannot be read ---------------------------------------------------------------------------
 
 
-def test_what_cannot_be_read_is_quarantined_with_a_sentence_and_can_be_replayed(topic: AvroTopic) -> None:
+def test_what_cannot_be_read_is_quarantined_with_a_sentence_and_can_be_replayed(
+    topic: AvroTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the registry is away nothing is: the query tries again. A schema that is registered later is found."""
+    monkeypatch.setattr(query, "_LONGEST_OUTAGE_SECONDS", 0.0)
     job = topic.job
     schema = envelope_schema({"name": optional("string")})
     odd = envelope_schema({"name": ["null", "int", "string"]}, namespace="shop.odd")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql import types as T
@@ -44,7 +44,32 @@ _WANTED: Mapping[str, T.DataType] = {
 }
 
 
-EncodingName = Literal["json", "avro"]
+class Wire(NamedTuple):
+    """How Kafka Connect's converters write records."""
+
+    values: Callable[..., ConnectJson]
+    """Takes the schemas of the registry, and the fields of `ConnectJson` by name."""
+    key: Callable[[Schemas, str | None], KeyFormat]
+    """Takes the schemas of the registry, and the key column where there is just one."""
+    needs_registry: bool
+
+
+WIRES: Mapping[str, Wire] = {
+    "json": Wire(lambda _, **fields: ConnectJson(**fields), lambda _, only: JsonKey(only=only), needs_registry=False),
+    "avro": Wire(
+        lambda schemas, **fields: ConnectAvro(schemas=schemas, **fields),
+        lambda schemas, only: AvroKey(schemas=schemas, json=JsonKey(only=only)),
+        needs_registry=True,
+    ),
+}
+"""`encoding` -> how it is read."""
+
+if TYPE_CHECKING:
+    EncodingName = str
+    KeyType = str
+else:
+    EncodingName = Literal[tuple(WIRES)]
+    KeyType = Literal[*WIRES, "text", "none"]
 
 
 class DebeziumFormat(Model):
@@ -80,7 +105,7 @@ class DebeziumFormat(Model):
             money_fraction_digits=self.money_fraction_digits,
         )
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool, schemas: Schemas) -> Format:
         """The decoder of records whose keys are written like that.
 
         Args:
@@ -90,10 +115,9 @@ class DebeziumFormat(Model):
         """
         return Debezium(wire=self.wire(debezium.row_schema, schemas), key=key)
 
-    def wire(self, row_schema: RowSchema, schemas: Schemas | None) -> ConnectJson:
+    def wire(self, row_schema: RowSchema, schemas: Schemas) -> ConnectJson:
         """How values are written."""
-        return _wire(
-            self.encoding,
+        return WIRES[self.encoding].values(
             schemas,
             row_schema=row_schema,
             declared=self.declared(),
@@ -155,7 +179,7 @@ class FlattenedFormat(DebeziumFormat):
     position: Literal["lsn", "offset"] = "lsn"
     """What orders the events of a key; "offset" is for topics whose keys stay in their partitions."""
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool, schemas: Schemas) -> Format:
         """As `DebeziumFormat.format`."""
         added = Added(prefix=self.add_fields_prefix)
         return Flattened(
@@ -203,10 +227,11 @@ class JsonFormat(RowsFormat):
     """`value_format: {type: json}`: objects whose fields are the columns."""
 
     type: Literal["json"]
+    encoding: ClassVar[str] = "json"
     columns: Mapping[str, str] = Field(min_length=1)
     """Column -> Spark type."""
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool, schemas: Schemas) -> Format:
         """The decoder of records whose keys are written like that."""
         declared = {name: plain.declared_encoding(declared) for name, declared in self.columns.items()}
         return PlainJson(
@@ -235,39 +260,30 @@ class PlainFormat(RowsFormat):
     encoding: EncodingName = "json"
     """JSON with a schema block, or Avro with a schema registry."""
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool, schemas: Schemas) -> Format:
         """The decoder of records whose keys are written like that."""
         marker = self.marker
         row_schema = partial(plain.row_schema, marker=None if marker is None else marker[0])
-        wire = _wire(self.encoding, schemas, row_schema=row_schema)
+        wire = WIRES[self.encoding].values(schemas, row_schema=row_schema)
         return Plain(key=key, wire=wire, position=self.position, deletes=marker)
-
-
-def _wire(encoding: EncodingName, schemas: Schemas | None, **settings: Any) -> ConnectJson:
-    """How values are written."""
-    if encoding == "json":
-        return ConnectJson(**settings)
-    return ConnectAvro(**settings, schemas=Schemas() if schemas is None else schemas)
 
 
 class KeySettings(Model):
     """`key_format`: how record keys are written, whatever the values are."""
 
-    type: Literal["json", "avro", "text", "none"] = "json"
+    type: KeyType = "json"
     """An object with the key columns (of a single one also its value alone), in JSON or in Avro with a schema registry;
     text of the single key column, or nothing that concerns the row."""
     holds: Literal["string", "integer"] = "string"
     """What the text of `type: text` is."""
 
-    def reader(self, keys: tuple[str, ...], schemas: Schemas | None = None) -> KeyFormat:
+    def reader(self, keys: tuple[str, ...], schemas: Schemas) -> KeyFormat:
         """The decoder of record keys, for a table with these key columns."""
         only = keys[0] if len(keys) == 1 else None
         if self.type == "none":
             return NoKey()
-        if self.type == "avro":
-            return AvroKey(schemas=Schemas() if schemas is None else schemas, json=JsonKey(only=only))
-        if self.type == "json":
-            return JsonKey(only=only)
+        if self.type in WIRES:
+            return WIRES[self.type].key(schemas, only)
         return TextKey(only=keys[0], is_integer=self.holds == "integer")
 
     @model_validator(mode="after")

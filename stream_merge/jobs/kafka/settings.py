@@ -22,7 +22,7 @@ from yaml.scanner import ScannerError
 
 from stream_merge import shapes
 from stream_merge.errors import ConfigError, located
-from stream_merge.jobs.kafka.formats import DebeziumFormat, JsonFormat, KeyFormatSettings, KeySettings, ValueFormat
+from stream_merge.jobs.kafka.formats import WIRES, DebeziumFormat, KeyFormatSettings, KeySettings, ValueFormat
 from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, validation_problems
 from stream_merge.jobs.units import (
     Bytes,
@@ -345,12 +345,10 @@ class QuerySettings(Model):
 
     @property
     def needs_registry(self) -> bool:
-        """Whether its records are in Avro."""
-        return self.key_format.type == "avro" or self._values_are_avro
-
-    @property
-    def _values_are_avro(self) -> bool:
-        return not isinstance(self.value_format, JsonFormat) and self.value_format.encoding == "avro"
+        """Whether its records have their schemas in a registry."""
+        return any(
+            WIRES[name].needs_registry for name in (self.key_format.type, self.value_format.encoding) if name in WIRES
+        )
 
     def format(self) -> Format:
         """The decoder of its records."""
@@ -358,7 +356,7 @@ class QuerySettings(Model):
         registry = None if given is None else SchemaRegistry(given.registry())
         schemas = Schemas(registry=registry, id_bytes=4 if given is None else given.id_bytes)
         is_given = "key_format" in self.model_fields_set
-        settings = KeySettings(type="avro") if self._values_are_avro and not is_given else self.key_format
+        settings = self.key_format if is_given else KeySettings(type=self.value_format.encoding)
         key = settings.reader(self.event_keys, schemas)
         return self.value_format.format(key, key_completes=is_given, schemas=schemas)
 

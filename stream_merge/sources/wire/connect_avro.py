@@ -6,7 +6,7 @@ that topics in Avro and in JSON give the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,6 +177,11 @@ class AvroKey(KeyFormat):
             msg = "the record key is not Avro of its schema"
             raise UndecodableError(msg)
         return self.json.fields(key)
+
+    def names(self, key: bytes | None) -> Set[str]:
+        """The columns that a key holds, by its schema alone; in the driver."""
+        blocks = [self.schemas.get(schema_id).block for schema_id in self.schemas.ids([key])]
+        return {field["field"] for block in blocks for field in block.get("fields", [{"field": self.json.only}])}
 
     def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
         """Keys that are read at once."""

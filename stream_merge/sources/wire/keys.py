@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, cast
@@ -27,6 +27,10 @@ class KeyFormat:
         """JSON values of the key columns; empty without a key. Raises `UndecodableError`."""
         del key
         return {}
+
+    def names(self, key: bytes | None) -> Set[str]:
+        """The columns that a key holds, as it is in the topic. Raises `UndecodableError`."""
+        return self.fields(key).keys()
 
     def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
         """Keys that `fields` surely reads; others may be readable, too."""
