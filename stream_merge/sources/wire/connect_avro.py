@@ -29,7 +29,8 @@ _NOT_FRAMED, _OF_GLUE = b"not framed", b"of glue"
 _MAGIC = b"\x00"
 _MAGIC_OF_GLUE = b"\x03\x00", b"\x03\x05"
 """Version, and whether the value is compressed (AWS Glue's serializer 1.1)."""
-_PERMISSIVE = {"mode": "PERMISSIVE"}
+_PERMISSIVE, _WITH_NULLS = {"mode": "PERMISSIVE"}, {"ignoreNullFields": "false"}
+_OBJECTS = frozenset({"struct", "map"})
 _MEMBER = len(f'{{"{avro_schema.MEMBER}":')
 _SCHEMA, _NULL = b'{"schema":', b"null"
 
@@ -63,12 +64,12 @@ class Schemas:
             self.known[number] = avro_schema.parse(registered.text, registered.references)
         return self.known[number]
 
-    def texts(self, framed: str, payload_start: Callable[[int, AvroSchema], str | None]) -> Column:
+    def texts(self, framed: str, write: Callable[[int, AvroSchema, Column], Column]) -> Column:
         """The JSON texts of framed records, as bytes.
 
         Args:
             framed: binary column.
-            payload_start: what a text has before its payload, and a `}` behind it; None: the payload alone.
+            write: the text of a payload, which it names once: Spark would read the record again for a second time.
         """
         value, size = F.col(framed), 1 + self.id_bytes
         prefix, body = F.substring(value, 1, size), F.expr(f"substring(`{framed}`, {size + 1})")
@@ -76,11 +77,8 @@ class Schemas:
         text = F.when(value.isNull(), F.lit(None).cast("binary"))
         for schema_id, schema in self.known.items():
             frame = _MAGIC + schema_id.to_bytes(self.id_bytes, "big")
-            member = F.to_json(from_avro(body, schema.physical, _PERMISSIVE), {"ignoreNullFields": "false"})
-            start = payload_start(schema_id, schema)
-            payload = F.substr(member, F.lit(_MEMBER + 1), F.length(member) - (_MEMBER + 1))
-            whole = payload if start is None else F.concat(F.lit(start), payload, F.lit("}"))
-            text = text.when(prefix == F.lit(frame), whole.cast("binary"))
+            payload = from_avro(body, schema.physical, _PERMISSIVE)[avro_schema.MEMBER]
+            text = text.when(prefix == F.lit(frame), write(schema_id, schema, payload).cast("binary"))
         is_framed = (F.substring(value, 1, 1) == F.lit(_MAGIC)) & (F.length(value) > size)
         is_of_glue = F.substring(value, 1, 2).isin(*map(F.lit, _MAGIC_OF_GLUE))
         unread = F.concat(F.lit(_UNREAD), number).cast("binary")
@@ -113,7 +111,11 @@ class ConnectAvro(ConnectJson):
 
     def text(self) -> Column:
         """The values of records, transcoded."""
-        return self.schemas.texts("value", lambda number, _: _start(number))
+
+        def write(number: int, _: AvroSchema, payload: Column) -> Column:
+            return F.to_json(F.struct(F.lit(number).alias("schema"), payload.alias("payload")), _WITH_NULLS)
+
+        return self.schemas.texts("value", write)
 
     def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
         """Ids of the schemas that values are framed with."""
@@ -164,9 +166,13 @@ class AvroKey(KeyFormat):
 
     def text(self) -> Column:
         """The keys of records, transcoded; with a schema block where the value is NULL, since nothing else has it."""
-        bare = self.schemas.texts("key", lambda *_: None)
-        blocks = self.schemas.texts("key", lambda _, schema: f'{{"schema":{_block(schema)},"payload":')
-        return F.when(F.col("value").isNull(), blocks).otherwise(bare)
+
+        def with_block(_: int, schema: AvroSchema, payload: Column) -> Column:
+            start = f'{{"schema":{connect_schema.canonical(schema.block)},"payload":'
+            return F.concat(F.lit(start), _bare(schema, payload), F.lit("}"))
+
+        bare = self.schemas.texts("key", lambda _, schema, payload: _bare(schema, payload))
+        return F.when(F.col("value").isNull(), self.schemas.texts("key", with_block)).otherwise(bare)
 
     def fields(self, key: bytes | None) -> Mapping[str, Any]:
         """JSON values of the key columns."""
@@ -204,5 +210,9 @@ class AvroKey(KeyFormat):
         return connect_schema.canonical({"type": "struct", "fields": block.get("fields", [])})
 
 
-def _block(schema: AvroSchema) -> str:
-    return connect_schema.canonical(schema.block)
+def _bare(schema: AvroSchema, payload: Column) -> Column:
+    """The text of a payload alone; Spark writes that of a value without fields as a member only."""
+    if schema.block["type"] in _OBJECTS:
+        return F.coalesce(F.to_json(payload, _WITH_NULLS), F.lit("null"))
+    member = F.to_json(F.struct(payload.alias(avro_schema.MEMBER)), _WITH_NULLS)
+    return F.btrim(F.substring(member, _MEMBER + 1, 2**31 - 1), F.lit("}"))
