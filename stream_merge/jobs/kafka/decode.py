@@ -236,6 +236,7 @@ def _batch(
     at_hand: pa.Table | None = None,
     spool: Spool | None = None,
 ) -> DecodedBatch:
+    rows.forget_not_registered()
     return DecodedBatch(
         frames=frames,
         counts=tally.counts,
