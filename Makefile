@@ -52,7 +52,7 @@ unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name
 test: $(INSTALLED) .jars/classes.jsa  ## unit, and the core of what a sink does on Spark, in three processes; ARGS="-k name" selects, ARGS="-n 0" takes one
 	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract --engines shipped --core $(ARGS)
 
-SERVERS := .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/podman/.found .jars/s3/.found .jars/azurite/.found .jars/helm/.found
+SERVERS := .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/podman/.found .jars/s3/.found .jars/azurite/.found .jars/helm/.found .jars/registry/.found
 
 test-change: $(INSTALLED) $(SERVERS)  ## what a change waits for: unit and smoke tests, and a quarter of all others by turns (TURN=1); and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --turn $(TURN) --cov --cov-report=term $(ARGS)
@@ -196,6 +196,10 @@ clean:  ## remove everything that make and the tools made
 	@mkdir -p $(@D)
 	@{ deployments/setup.sh helm >/dev/null && deployments/setup.sh crds .jars/crds && touch $@; } \
 		|| echo "stream_merge: without Helm the tests of the chart are skipped"
+
+.jars/registry/.found:
+	@{ home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh registry $(@D) && touch $@; } \
+		|| echo "stream_merge: without a schema registry the tests of Avro are skipped"
 
 .jars/gcs/.found: tests/services/gcs.xml
 	@deployments/setup.sh gcs >/dev/null

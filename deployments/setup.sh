@@ -14,6 +14,7 @@
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
 #   deployments/setup.sh azurite         print the path of the tests' emulator of Azure; install it into .jars where there is none
 #   deployments/setup.sh helm            print the path of Helm; build it into .jars where there is none
+#   deployments/setup.sh registry DIR    unpack the schema registry of the tests into a folder
 #   deployments/setup.sh crds DIR        get into DIR what the operators of Prometheus and Spark accept
 #   deployments/setup.sh gcs             print the path of the tests' emulator of Google's store; build it into .jars where there is none
 set -euo pipefail
@@ -137,6 +138,18 @@ copy_jars() {
     rm -f "$folder"/*.jar # of a POM before this one: two versions of a jar would be on the class path
     maven -f "$pom" dependency:copy-dependencies -DoutputDirectory="$(cd "$folder" && pwd)" -DincludeScope=runtime \
         || fail "mvn could not get the jars of $pom; what it said is above."
+}
+
+# Apicurio: its server is an archive, not a jar with dependencies.
+get_registry() {
+    local folder=$1 name=apicurio-registry-app version=3.0.9
+    need_maven "gets the schema registry of the tests"
+    say "getting the schema registry of the tests into $folder (a minute)"
+    mkdir -p "$folder"
+    maven dependency:copy -Dartifact="io.apicurio:$name:$version:tar.gz:all" \
+        -DoutputDirectory="$PWD/$folder" || fail "mvn could not get $name $version; what it said is above."
+    tar -xzf "$folder/$name-$version-all.tar.gz" -C "$folder"
+    rm "$folder/$name-$version-all.tar.gz"
 }
 
 build_jar() {
@@ -363,6 +376,7 @@ case "${1:-}" in
     azurite) need_azurite ;;
     gcs) need_built "the emulator of Google's store" .jars/gcs go1.25.0 github.com/fsouza/fake-gcs-server@v1.56.1 ;;
     helm) need_built "Helm" .jars/helm go1.26.0 helm.sh/helm/v3/cmd/helm@v3.22.0 ;;
+    registry) get_registry "$2" ;;
     crds) get_crds "$2" ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|mariadb|prometheus|alertmanager|podman DIR|s3|azurite|gcs|helm|crds DIR" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|mariadb|prometheus|alertmanager|podman DIR|s3|azurite|gcs|helm|registry DIR|crds DIR" ;;
 esac

@@ -19,6 +19,7 @@ from disk import keep_bucket
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 from services import gcs, s3
+from services import registry as schema_registry
 from spared import spare_creations, spare_lookups, spare_processes
 from turns import Turn, core, rank
 
@@ -192,6 +193,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[services.Broker
     broker = services.Broker(tmp_path_factory.mktemp("kafka") / "broker")
     with services.running(broker):
         yield broker
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schema_registry.Registry]:
+    """A real schema registry."""
+    schema_registry.need()
+    found = schema_registry.Registry(tmp_path_factory.mktemp("registry"))
+    with services.running(found):
+        yield found
 
 
 @pytest.fixture(scope="session")

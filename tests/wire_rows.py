@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pyspark.sql import types as T
@@ -14,7 +15,7 @@ from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.envelopes.debezium import Debezium, row_schema
 from stream_merge.sources.envelopes.flattened import Added, Flattened
-from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.envelopes.plain import Plain, PlainJson
 from stream_merge.sources.wire import connect_schema
 from stream_merge.sources.wire.connect_json import ConnectJson
 from stream_merge.sources.wire.encodings import Encoding
@@ -137,6 +138,16 @@ def with_block(row: Any, turn: int) -> Record:
     return key, b'{"schema":%b,"payload":%b}' % (block, value)
 
 
+def plain_with_block(row: Any, turn: int) -> Record:
+    columns = [
+        {**POSTGRESQL.connect_schema(kind, MODES), "optional": name != "id", "field": name}
+        for name, kind in COLUMNS.items()
+    ]
+    columns += [{"type": "int64", "optional": True, "field": "turn"}, {"type": "boolean", "field": "gone"}]
+    payload = {**(row or {}), "turn": turn, "gone": turn % 5 == 0}
+    return None, raw({"schema": {"type": "struct", "fields": columns, "optional": False}, "payload": payload})
+
+
 def bare(row: Any, turn: int) -> Record:
     return None, raw({**(row or {}), "turn": turn, **({"gone": True} if turn % 5 == 0 else {})})
 
@@ -178,9 +189,13 @@ def formats() -> dict[str, tuple[Format, dict[str, Encoding], frozenset[str], Ca
     block = debezium_json()
     key, value = with_block(ROW, 0)
     schema_id = block.read(key, value or b"").schema_id
+    wire = ConnectJson(row_schema=partial(plain.row_schema, marker="gone"))
+    rows = Plain(wire=wire, position="turn", deletes=("gone", True))
+    plain_id = rows.read(None, plain_with_block(ROW, 0)[1] or b"").schema_id
     return {
         "debezium": (debezium_json(declared), declared, frozenset({""}), envelope),
         "schema block": (debezium_json(), dict(block.encodings(schema_id)), frozenset({schema_id}), with_block),
         "flattened": (flattened_json(declared), declared, frozenset({""}), flattened),
         "json": (PlainJson(declared=objects, position="turn", deletes=("gone", True)), objects, frozenset({""}), bare),
+        "plain": (rows, dict(rows.encodings(plain_id)), frozenset({plain_id}), plain_with_block),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import ssl
 import urllib.error
@@ -12,10 +13,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from stream_merge.errors import ConfigError
-from stream_merge.sources.wire.strict_json import UndecodableError
+from stream_merge.sources.wire.strict_json import NotRegisteredError
 
 _TIMEOUT_SECONDS = 10.0
 _REFUSALS = (401, 403)
+_NOT_FOUND = 404
+_NOT_REGISTERED = (40401, 40402, 40403)
+"""`error_code` of a 404 for a subject, a version or a schema that is not there; any other 404 is for the path."""
 
 
 class Registered(NamedTuple):
@@ -56,9 +60,9 @@ class SchemaRegistry:
         """A schema.
 
         Raises:
-            UndecodableError: the registry has no schema with this id.
-            ConfigError: it refuses this client.
-            OSError: it cannot be reached, or fails.
+            NotRegisteredError: the registry has no schema with this id.
+            ConfigError: it refuses this client, or is not at this URL.
+            ConnectionError: it cannot be reached, or fails.
         """
         if schema_id not in self._known:
             found = self._get(f"/schemas/ids/{schema_id}", f"schema {schema_id}")
@@ -87,24 +91,38 @@ class SchemaRegistry:
                 found = json.load(answer)
         except urllib.error.HTTPError as err:
             with err:
-                if err.code in _REFUSALS:
-                    msg = (
-                        f"[REGISTRY_REFUSED] the schema registry answers {err.code} to the request for {what}; correct"
-                        " schema_registry.user and password, or token"
-                    )
-                    raise ConfigError(msg) from None
-                if err.code == 404:  # noqa: PLR2004
-                    msg = f"the schema registry has no {what}"
-                    raise UndecodableError(msg) from None
-                msg = f"the schema registry answers {err.code} to the request for {what}"
-                raise OSError(msg) from None
+                raise _refusal(err, what) from None
         except ValueError:
-            msg = f"the schema registry's answer to the request for {what} is not JSON"
-            raise OSError(msg) from None
+            found = None
+        except (OSError, http.client.HTTPException) as err:
+            why = getattr(err, "reason", None) or err
+            if isinstance(why, ssl.SSLCertVerificationError):
+                msg = (
+                    f"[REGISTRY_REFUSED] the schema registry's certificate is not trusted: {why.verify_message};"
+                    " correct schema_registry.ca_file"
+                )
+                raise ConfigError(msg) from err
+            msg = f"[REGISTRY_UNREACHABLE] the schema registry at {self._settings.url} cannot be reached: {why}"
+            raise ConnectionError(msg) from err
         if not isinstance(found, dict):
-            msg = f"the schema registry's answer to the request for {what} is not an object"
-            raise OSError(msg)
+            msg = f"[REGISTRY_UNREACHABLE] the schema registry's answer to the request for {what} is not a JSON object"
+            raise ConnectionError(msg)
         return found
+
+
+def _refusal(err: urllib.error.HTTPError, what: str) -> Exception:
+    answers = f"the schema registry answers {err.code} to the request for {what}"
+    if err.code in _REFUSALS:
+        return ConfigError(f"[REGISTRY_REFUSED] {answers}; correct schema_registry.user and password, or token")
+    if err.code != _NOT_FOUND:
+        return ConnectionError(f"[REGISTRY_UNREACHABLE] {answers}")
+    try:
+        code = json.load(err).get("error_code")
+    except (OSError, ValueError, AttributeError):
+        code = None
+    if code in _NOT_REGISTERED:
+        return NotRegisteredError(f"the schema registry has no {what}")
+    return ConfigError(f"[REGISTRY_REFUSED] {answers}; correct schema_registry.url")
 
 
 def _headers(settings: RegistrySettings) -> dict[str, str]:
@@ -120,7 +138,11 @@ def _headers(settings: RegistrySettings) -> dict[str, str]:
 def _context(settings: RegistrySettings) -> ssl.SSLContext | None:
     if not settings.url.startswith("https:"):
         return None
-    context = ssl.create_default_context(cafile=settings.ca_file)
-    if settings.certificate_file is not None:
-        context.load_cert_chain(settings.certificate_file, password="")
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file)
+        if settings.certificate_file is not None:
+            context.load_cert_chain(settings.certificate_file, password="")
+    except OSError as err:
+        msg = f"[CANNOT_READ_FILE] schema_registry: ca_file or certificate_file is not a PEM that can be used: {err}"
+        raise ConfigError(msg) from err
     return context

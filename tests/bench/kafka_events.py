@@ -6,13 +6,17 @@ Envelopes as Debezium 3.4 writes them without a schema block (`decimal.handling.
 
 from __future__ import annotations
 
+import json
 import random
 from base64 import b64encode
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import to_avro
 
 COLUMNS = {
     "id": "bigint",
@@ -25,6 +29,46 @@ COLUMNS = {
 }
 """PostgreSQL types, as the job file declares them."""
 VALUE_FORMAT = {"type": "debezium", "columns": COLUMNS, "decimal_handling_mode": "precise"}
+
+_AVRO_TYPES = {
+    "id": "long",
+    "customer": ["null", "long"],
+    "status": ["null", "string"],
+    "total": [
+        "null",
+        {
+            "type": "bytes",
+            "connect.name": "org.apache.kafka.connect.data.Decimal",
+            "connect.parameters": {"scale": "2", "connect.decimal.precision": "12"},
+        },
+    ],
+    "item": ["null", "string"],
+    "note": ["null", "string"],
+    "created": ["null", {"type": "string", "connect.name": "io.debezium.time.ZonedTimestamp"}],
+}
+_SOURCE = {
+    **{name: "string" for name in ("version", "connector", "name", "snapshot", "db", "sequence", "schema", "table")},
+    **{name: "long" for name in ("ts_ms", "ts_us", "ts_ns", "txId", "lsn")},
+}
+
+
+def _record(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t in fields.items()]}
+
+
+AVRO_KEY = _record("Key", {"id": "long"})
+AVRO_VALUE = _record(
+    "Envelope",
+    {
+        "before": ["null", _record("Value", _AVRO_TYPES)],
+        "after": ["null", "Value"],
+        "source": _record("Source", _SOURCE),
+        "transaction": ["null", _record("block", {"id": "string"})],
+        "op": "string",
+        "ts_ms": "long",
+    },
+)
+"""The same events as AvroConverter writes them."""
 
 # `%` in Python and format_string in Spark read the same placeholders.
 _ROW = '{"id":%d,"customer":%d,"status":"%s","total":"%s","item":"%s","note":"%s","created":"%s"}'
@@ -95,6 +139,36 @@ def fill(spark: SparkSession, bootstrap: str, topic: str, *, events: int, rows: 
             ),
             "partition",
         )
+    )
+    _save(made, bootstrap, topic)
+
+
+def fill_in_avro(spark: SparkSession, bootstrap: str, topic: str, *, source: str, ids: tuple[int, int]) -> None:
+    """Write a topic's events to another one in Avro.
+
+    Args:
+        spark: with Kafka's connector and Spark's Avro.
+        bootstrap: of the broker.
+        topic: to write.
+        source: to read.
+        ids: registered ids of `AVRO_KEY` and `AVRO_VALUE`.
+    """
+    row = "struct<id bigint, customer bigint, status string, total string, item string, note string, created string>"
+    about = ", ".join(f"{name} {'string' if avro == 'string' else 'bigint'}" for name, avro in _SOURCE.items())
+    envelope = (
+        f"before {row}, after {row}, source struct<{about}>, transaction struct<id string>, op string, ts_ms bigint"
+    )
+    found = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap).option("subscribe", source).load()
+    key_header, header = (F.lit(b"\0" + number.to_bytes(4, "big")) for number in ids)
+    key = F.from_json(F.col("key").cast("string"), "id bigint")
+    value = F.from_json(F.col("value").cast("string"), envelope)
+    for image in ("before", "after"):
+        raw = F.unbase64(value[image]["total"])
+        value = value.withField(image, F.when(value[image].isNotNull(), value[image].withField("total", raw)))
+    made = found.select(
+        F.concat(key_header, to_avro(key, json.dumps(AVRO_KEY))).alias("key"),
+        F.concat(header, to_avro(value, json.dumps(AVRO_VALUE))).alias("value"),
+        "partition",
     )
     _save(made, bootstrap, topic)
 

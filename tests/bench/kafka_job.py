@@ -11,6 +11,7 @@ count; seconds are only as good as the machine. (Not `kafka.py`: that is the nam
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -18,22 +19,25 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kafka import KafkaAdminClient
-from kafka_events import PARTITIONS
-from kafka_sides import JOB_TABLE, LIMIT_BYTES, TOPIC, WARM_TOPIC, Measured, Plan
+from kafka_events import AVRO_KEY, AVRO_VALUE, PARTITIONS
+from kafka_sides import IN_AVRO, JOB_TABLE, LIMIT_BYTES, TOPIC, WARM_TOPIC, Measured, Plan
 from kafka_steady import TOPIC as STEADY_TOPIC
 from kafka_steady import Latency, steady
 from rich.console import Console
 from rich.table import Table
 from services import Broker, missing, running
+from services import registry as schema_registry
 
 BOUNDS = {"small": 4.0, "large": 1.5}
 """How many times the hand-written merge's event rate the job has to have."""
-SIDES = ("by hand", "append", "job")
+SIDES = ("by hand", "append", "job", "avro")
+MOST_TIMES_JSON = 1.3
+"""How many times the time per event of JSON the job may take for Avro."""
 LEAN = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 """Otherwise Arrow's and glibc's allocators reserve 2 GB of addresses that they do not use, and a limit counts them."""
 
@@ -163,7 +167,7 @@ def plot(found: list[Rate], path: Path) -> None:
 def bench(plan: Plan, args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     """Everything, with the broker running."""
     admin = KafkaAdminClient(bootstrap_servers=plan.bootstrap)
-    names = (TOPIC, WARM_TOPIC, STEADY_TOPIC)
+    names = (TOPIC, WARM_TOPIC, STEADY_TOPIC, *IN_AVRO.values())
     admin.create_topics({name: {"num_partitions": PARTITIONS, "replication_factor": 1} for name in names})
     admin.close()
     produced = measured_by(plan, "prepare")["produced"]
@@ -171,9 +175,14 @@ def bench(plan: Plan, args: argparse.Namespace, say: Callable[[str], None]) -> d
     wanted = args.only or (*SIDES, "steady", "limited")
     sides: dict[str, dict[str, Measured]] = {}
     result: dict[str, Any] = {"events": plan.events, "rows": plan.rows}
-    for side in [side for side in SIDES if side in wanted]:
+    for side in [side for side in SIDES if side in wanted and (side != "avro" or plan.registry)]:
         sides[side] = measured_by(plan, side)
         say(f"measured: {side}")
+    if "avro" in sides and "job" in sides:
+        for case, one in sides["avro"].items():
+            times = one.seconds / one.events / (sides["job"][case].seconds / sides["job"][case].events)
+            result[f"avro_{case}"] = times
+            say(f"Avro, {case} batches: {times:.2f} x the time per event of JSON (at most {MOST_TIMES_JSON:g} x)")
     if sides:
         found = rates(plan, sides)
         show(found)
@@ -235,8 +244,14 @@ def main() -> None:
             batch=args.batch,
             extrapolated_from=args.batches,
         )
-        plan.save()
-        with running(broker):
+        with contextlib.ExitStack() as servers:
+            servers.enter_context(running(broker))
+            if schema_registry.FOUND.exists() and (not args.only or "avro" in args.only):
+                registry = schema_registry.Registry(Path(folder, "registry"))
+                servers.enter_context(running(registry))
+                ids = registry.register("orders-key", AVRO_KEY), registry.register("orders-value", AVRO_VALUE)
+                plan = replace(plan, registry=registry.url, schema_ids=ids)
+            plan.save()
             result = bench(plan, args, lambda text: console.print(text, highlight=False))
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from delta.tables import DeltaTable
-from kafka_events import COLUMNS, VALUE_FORMAT, fill, table_files
+from kafka_events import COLUMNS, VALUE_FORMAT, fill, fill_in_avro, table_files
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -31,6 +31,8 @@ from stream_merge.jobs.kafka.batch_offsets import Checkpoint
 from stream_merge.session import DELTA_EXTENSION, delta_packages, local_session
 
 TOPIC, WARM_TOPIC = "orders", "warm"
+IN_AVRO = {TOPIC: "orders_in_avro", WARM_TOPIC: "warm_in_avro"}
+"""Topic -> the one with the same events in Avro."""
 JOB_TABLE, HAND_TABLE = "table", "table_with_lsn"
 HEAP = "4g"
 LIMIT_BYTES = 2 * 2**30
@@ -52,6 +54,10 @@ class Plan:
     """Events of a small micro-batch."""
     extrapolated_from: int
     """Small micro-batches of the sides that are not ours."""
+    registry: str | None = None
+    """URL of the schema registry; None: nothing is written in Avro."""
+    schema_ids: tuple[int, int] = (0, 0)
+    """Of keys and values in Avro."""
 
     def save(self) -> None:
         """For the processes to come."""
@@ -266,11 +272,27 @@ class Job(Side):
             "checkpoint": str(checkpoint),
             "limits": {"max_events_per_batch": batch},
         }
-        settings = JobSettings.model_validate({"kafka": {"bootstrap": self.plan.bootstrap}, "queries": [query]})
+        kafka = {"bootstrap": self.plan.bootstrap}
+        settings = JobSettings.model_validate(self.in_its_format({"kafka": kafka, "queries": [query]}))
         done = run(settings, self.session, once=True, metrics=MergeMetrics(CollectorRegistry()))
         for error in done.failures.values():
             raise error
         return _about(list(done.results["orders"]))
+
+    def in_its_format(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings for the topic that it reads."""
+        return settings
+
+
+class AvroJob(Job):
+    """The same events in Avro with a schema registry."""
+
+    def in_its_format(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Records and keys in Avro."""
+        settings["kafka"]["schema_registry"] = {"url": self.plan.registry}
+        (query,) = settings["queries"]
+        query |= {"topic": IN_AVRO[query["topic"]], "value_format": {"type": "debezium", "encoding": "avro"}}
+        return settings
 
 
 def _about(results: list[MergeResult]) -> dict[str, Any]:
@@ -326,11 +348,19 @@ def prepare(plan: Plan) -> dict[str, Measured]:
     started = time.perf_counter()
     fill(spark, plan.bootstrap, TOPIC, events=plan.events, rows=plan.rows)
     took = time.perf_counter() - started
+    for source, topic in IN_AVRO.items() if plan.registry is not None else ():
+        fill_in_avro(spark, plan.bootstrap, topic, source=source, ids=tuple(plan.schema_ids))
     spark.stop()
     return {"produced": Measured(events=plan.events, seconds=took, batches=1)}
 
 
-SIDES: dict[str, Callable[[Plan, str], Side]] = {"job": Job, "by hand": ByHand, "append": Append, "limited": Limited}
+SIDES: dict[str, Callable[[Plan, str], Side]] = {
+    "job": Job,
+    "avro": AvroJob,
+    "by hand": ByHand,
+    "append": Append,
+    "limited": Limited,
+}
 
 
 def main() -> None:

@@ -18,7 +18,9 @@ from stream_merge import ConfigError
 from stream_merge.jobs.kafka import jars
 from stream_merge.session import delta_packages, kafka_packages
 
-KAFKA = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+KAFKA = ",".join(
+    f"org.apache.spark:{name}_2.13:{pyspark.__version__}" for name in ("spark-sql-kafka-0-10", "spark-avro")
+)
 DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
 DELTA_JAR = "delta-spark_4.2_2.13-4.4.0.jar"
 OF_THE_CONNECTOR = (
@@ -26,6 +28,7 @@ OF_THE_CONNECTOR = (
     "kafka-clients-3.9.2.jar",
     "spark-sql-kafka-0-10_2.13-4.2.0.jar",
     "spark-token-provider-kafka-0-10_2.13-4.2.0.jar",
+    "spark-avro_2.13-4.2.0.jar",
 )
 
 
@@ -148,7 +151,7 @@ def test_a_folder_of_jars_leaves_nothing_to_download(tmp_path: Path) -> None:
 def test_a_folder_without_the_connector_is_refused_with_the_command_that_fills_it(tmp_path: Path) -> None:
     touch(tmp_path / "half", OF_THE_CONNECTOR[:2])
 
-    with pytest.raises(ConfigError, match=r"lacks \['spark-sql-kafka-0-10', .*; run 'stream-merge jars .*half'"):
+    with pytest.raises(ConfigError, match=r"lacks .*'spark-avro'\]; run 'stream-merge jars .*half'"):
         jars.conf(str(tmp_path / "half"))
 
 

@@ -35,7 +35,7 @@ from stream_merge.sources.wire.keys import JsonKey
 from stream_merge.sources.wire.strict_json import UndecodableError
 
 
-@pytest.fixture(params=["debezium", "schema block", "flattened", "json"])
+@pytest.fixture(params=["debezium", "schema block", "flattened", "json", "plain"])
 def decoder(request: pytest.FixtureRequest) -> tuple[Decoder, Callable[[Any, int], Record]]:
     form, encodings, known, write = formats()[request.param]
     columns = fields_of(encodings)

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +22,9 @@ from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Kind
-from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.envelopes.plain import Plain, PlainJson
 from stream_merge.sources.wire import connect_schema, encodings
+from stream_merge.sources.wire.connect_json import ConnectJson
 from stream_merge.sources.wire.encodings import Encoding, decode
 from stream_merge.sources.wire.keys import JsonKey, NoKey, TextKey
 from stream_merge.sources.wire.strict_json import MOST_NESTED, UndecodableError, parse, utf8_text
@@ -626,6 +628,50 @@ def test_plain_objects_are_read_in_the_declared_types() -> None:
     )
 
     assert [row["kind"] for row in found] == [Kind.UPSERT, Kind.DELETE, Kind.UNDECODABLE]
+
+
+def test_rows_with_a_schema_are_ordered_by_a_column_and_deleted_by_a_field() -> None:
+    """That field is not a column; one of another type, or a row without a schema, orders nothing."""
+    fields = [("id", "int64"), ("name", "string"), ("turn", "int32"), ("gone", "string")]
+    block = {"type": "struct", "fields": [{"field": n, "type": t, "optional": n != "id"} for n, t in fields]}
+    wire = ConnectJson(row_schema=partial(plain.row_schema, marker="gone"))
+    form = Plain(wire=wire, position="turn", deletes=("gone", "yes"))
+    columns = T.StructType().add("id", T.LongType()).add("name", T.StringType()).add("turn", T.IntegerType())
+
+    def row(**payload: Any) -> tuple[None, bytes]:
+        return None, raw({"schema": block, "payload": payload})
+
+    known = form.read(*row(id=1, name="a", turn=1, gone=None)).schema_id
+    found = decoded(
+        row(id=1, name="a", turn=3, gone=None),
+        row(id=1, name=None, turn=4, gone="yes"),
+        row(id=1, name="a", turn=None, gone="no"),
+        (None, raw({"id": 1, "turn": 1})),
+        by=Decoder(format=form, columns=columns, keys=("id",), known=frozenset({known}), max_value_bytes=900),
+    )
+
+    assert [(row["kind"], row["position"], row["note"]) for row in found] == [
+        (Kind.UPSERT, 3, None),
+        (Kind.DELETE, 4, None),
+        (Kind.UNDECODABLE, None, "turn is null, not an integer that orders the event"),
+        (Kind.UNDECODABLE, None, "the record is not a row with a schema"),
+    ]
+    assert found[0]["row"] == {"id": 1, "name": "a", "turn": 3}
+
+
+@pytest.mark.parametrize("count", [1, 300], ids=["one by one", "at once"])
+def test_json_behind_the_header_of_a_schema_registry_is_read(count: int) -> None:
+    """Byte 0 and the id of a JSON schema, before keys and values; the quarantine gets the bytes as they came."""
+    by = replace(decoder(), may_be_framed=True)
+    header = b"\0\0\0\0\7"
+    good = header + raw({"id": 1}), header + raw(envelope("c", {"id": 1, "name": "a"}))
+    bad = header + raw({"id": 1}), header + b"{"
+
+    found = decoded(*[good] * count, (raw({"id": 2}), raw(envelope("d", None, before={"id": 2}))), bad, by=by)
+
+    assert [row["row"] for row in found[:count]] == [{"id": 1, "name": "a"}] * count
+    assert [row["kind"] for row in found[count:]] == [Kind.DELETE, Kind.UNDECODABLE]
+    assert (found[-1]["raw_key"], found[-1]["raw_value"]) == bad
 
 
 def test_a_field_is_the_column_of_its_name_in_any_case() -> None:

@@ -31,6 +31,11 @@ queries:
 Read = Callable[..., JobSettings]
 
 
+def with_registry(url: str, more: str = "id_bytes: 4") -> tuple[str, str]:
+    """What to replace in `GOOD`, and by what."""
+    return '"b:9092"', f'"b:9092", schema_registry: {{url: "{url}", {more}}}'
+
+
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
     def from_text(text: str, **environment: str) -> JobSettings:
@@ -221,12 +226,12 @@ def test_what_two_queries_share_is_told_beside_what_is_wrong_in_one(read: Read) 
         read(
             GOOD.replace("keys: id", "keys: [], shape: changed")
             + "  - {name: orders, topic: t, target: ./tables/orders, keys: id, checkpoint: c/orders/, start: soon}\n"
-            + "  - {name: three, topic: t, target: t, keys: id, checkpoint: c, value_format: {type: avro}}\n"
+            + "  - {name: three, topic: t, target: t, keys: id, checkpoint: c, value_format: {type: protobuf}}\n"
             + "  - {name: four, topic: t, target: f, keys: id, checkpoint: f, value_format: {type: xml},"
-            + " key_format: avro}"
+            + " key_format: protobuf}"
         )
 
-    json = "org.apache.kafka.connect.json.JsonConverter in the connector"
+    json = "in the connector to its Avro or JSON converter"
     assert [re.sub(r"/\S+/job.yaml: ", "", problem) for problem in raised.value.problems] == [
         "[DUPLICATE_SETTING] several queries have the same name: ['orders']; give each its own",
         "[DUPLICATE_SETTING] several queries have the same target: ['./tables/orders', 'tables/orders']; give each its"
@@ -237,9 +242,10 @@ def test_what_two_queries_share_is_told_beside_what_is_wrong_in_one(read: Read) 
         "[INVALID_SETTING] queries.1.start: must be 'earliest' or 'latest'",
         "[INVALID_SETTING] queries.1.start: must be a valid datetime or date, input is too short",
         "[INVALID_SETTING] queries.1.start: must be a mapping",
-        f"[UNSUPPORTED_FORMAT] queries.three.value_format: avro is not supported yet; set value.converter to {json}",
-        f"[UNSUPPORTED_FORMAT] queries.four.key_format: avro is not supported yet; set key.converter to {json}",
-        "[INVALID_SETTING] queries.four.value_format.type 'xml' must be one of 'debezium', 'flattened', 'json'",
+        f"[UNSUPPORTED_FORMAT] queries.three.value_format: protobuf is not supported yet; set value.converter {json}",
+        f"[UNSUPPORTED_FORMAT] queries.four.key_format: protobuf is not supported yet; set key.converter {json}",
+        "[INVALID_SETTING] queries.four.value_format.type 'xml' must be one of 'debezium', 'flattened', 'json',"
+        " 'plain'",
     ]
 
 
@@ -253,7 +259,28 @@ def test_what_two_queries_share_is_told_beside_what_is_wrong_in_one(read: Read) 
         ),
         (("keys: id", "keys: id, value_format: {type: json, columns: {a: blob}}"), "'blob' is not a type"),
         (("keys: id", "keys: id, value_format: {type: json, columns: {a: int}, position: b}"), "position 'b' must be"),
-        (("keys: id", "keys: id, value_format: {type: avro}"), "queries.orders.value_format"),
+        (("keys: id", "keys: id, value_format: {type: avro}"), "with encoding: avro"),
+        (
+            ("keys: id", "keys: id, value_format: {type: debezium, encoding: avro}"),
+            "query 'orders' reads Avro; set kafka.schema_registry",
+        ),
+        (("keys: id", "keys: id, key_format: {type: avro}"), "query 'orders' reads Avro; set kafka.schema_registry"),
+        (
+            ("keys: id", "keys: id, value_format: {type: debezium, encoding: avro, columns: {id: int8}}"),
+            "columns are those of the Avro schema",
+        ),
+        (with_registry("ftp://r"), "schema_registry.url must be a URL such as"),
+        (with_registry("https:///r"), "schema_registry.url must be a URL such as"),
+        (with_registry("https://r:port"), "schema_registry.url must be a URL such as"),
+        (with_registry("https://me:hidden@r"), "must not hold a user or password; set user and password"),
+        (with_registry("https://r", "user: me"), "schema_registry needs both user and password, or neither"),
+        (with_registry("https://r", "password: hidden"), "schema_registry needs both user and password, or neither"),
+        (
+            with_registry("https://r", "user: me, password: hidden, token: hidden"),
+            "schema_registry takes user and password, or token; remove one of them",
+        ),
+        (with_registry("https://r", "ca_file: gone.pem"), "/gone.pem'] do not exist"),
+        (with_registry("https://r", "id_bytes: 2"), "id_bytes: must be 4 or 8"),
         (('"b:9092"', '"b:9092", security: {protocol: SASL_SSL}'), "needs mechanism, user and password"),
         (('"b:9092"', '"b:9092", security: {user: me}'), "require protocol SASL_PLAINTEXT or SASL_SSL"),
         (('"b:9092"', '"b:9092", security: {protocol: SSL, ca_file: gone.pem}'), "/gone.pem'] do not exist"),
@@ -356,6 +383,36 @@ def test_nor_under_two_spellings(read: Read, tmp_path: Path, one: str, other: st
 
     with pytest.raises(ConfigError, match="several queries have the same target"):
         read(GOOD.replace(GOOD.splitlines()[-1] + "\n", both))
+
+
+@pytest.mark.parametrize("given", ["user: me, password: '${SECRET}'", "token: '${SECRET}'"])
+def test_a_secret_of_a_schema_registry_is_used_and_never_shown(read: Read, given: str) -> None:
+    before, after = with_registry("https://registry:8081", given)
+    settings = read(
+        GOOD.replace(before, after).replace("keys: id", "keys: id, value_format: {type: debezium, encoding: avro}"),
+        SECRET="hid",
+    )
+    (query,) = settings.queries
+
+    for shown in (repr(settings), settings.model_dump_json(), repr(query.format())):
+        assert "hid" not in shown
+    registry = settings.kafka.schema_registry
+    assert registry is not None
+    assert "hid" in (registry.registry().password, registry.registry().token)
+
+
+def test_keys_are_written_as_values_are_unless_told_otherwise(read: Read) -> None:
+    """AvroConverter is usually set for both."""
+    before, after = with_registry("http://registry:8081")
+
+    def key(query: str) -> str:
+        settings = read(GOOD.replace(before, after).replace("keys: id", f"keys: id, {query}"))
+        return type(settings.queries[0].format().key).__name__
+
+    assert key("value_format: {type: flattened, encoding: avro}") == "AvroKey"
+    assert key("value_format: {type: debezium, encoding: avro}, key_format: {type: text}") == "TextKey"
+    assert key("value_format: {type: debezium, encoding: json}, key_format: {type: avro}") == "AvroKey"
+    assert key("value_format: {type: debezium, encoding: json}") == "JsonKey"
 
 
 def test_a_secret_is_used_and_never_shown(read: Read) -> None:

@@ -10,8 +10,15 @@ import pytest
 import yaml
 
 from stream_merge import MergeSink, MergeSinks
-from stream_merge.jobs.kafka.formats import DebeziumFormat, FlattenedFormat, JsonFormat, KeySettings
-from stream_merge.jobs.kafka.settings import KafkaSettings, Limits, MetricsSettings, QuerySettings, SecuritySettings
+from stream_merge.jobs.kafka.formats import DebeziumFormat, FlattenedFormat, JsonFormat, KeySettings, PlainFormat
+from stream_merge.jobs.kafka.settings import (
+    KafkaSettings,
+    Limits,
+    MetricsSettings,
+    QuerySettings,
+    SchemaRegistrySettings,
+    SecuritySettings,
+)
 from stream_merge.jobs.units import Model
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +65,15 @@ def test_every_setting_of_a_job_file_is_listed_with_its_default(model: type[Mode
 
 def test_every_setting_of_a_format_is_listed():
     named = set(re.findall(r"`(\w+)`", JOB_FILE))
-    formats = (KeySettings, DebeziumFormat, FlattenedFormat, JsonFormat, SecuritySettings)
+    formats = (
+        KeySettings,
+        DebeziumFormat,
+        FlattenedFormat,
+        JsonFormat,
+        PlainFormat,
+        SecuritySettings,
+        SchemaRegistrySettings,
+    )
 
     assert {name for model in formats for name in model.model_fields} - {"type", "holds"} <= named
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,8 +12,11 @@ from deltalake import write_deltalake
 
 from stream_merge.jobs.kafka.check import _keys, _table
 from stream_merge.jobs.kafka.columns import RowSchema
-from stream_merge.jobs.kafka.settings import load
+from stream_merge.jobs.kafka.settings import QuerySettings, load
 from stream_merge.sources.decode.events import Records
+from stream_merge.sources.wire import avro_schema
+from stream_merge.sources.wire.connect_avro import AvroKey, Schemas
+from stream_merge.sources.wire.keys import JsonKey
 
 WITH_SCHEMA = b'{"schema": {"type": "struct", "fields": []}, "payload": {"id": 1, "tenant": 7}}'
 
@@ -43,7 +47,29 @@ def test_where_keys_are_not_those_of_the_records_it_is_said(
         partitions=nothing.cast(pa.int32()),
     )
 
-    found = [finding.said for finding in _keys(load(file).queries[0], records)]
+    (settings,) = load(file).queries
+    found = [finding.said for finding in _keys(settings, settings.format().key, records)]
+    assert [part in text for part, text in zip(said, found, strict=True)] == [True] * len(said)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "record", "name": "Key", "fields": [{"name": "id", "type": "long"}]}, []),
+        ("long", []),
+        ({"type": "record", "name": "Key", "fields": [{"name": "no", "type": "long"}]}, ["['id']", "['no']"]),
+    ],
+)
+def test_keys_in_avro_are_known_by_their_schema(schema: object, said: list[str]) -> None:
+    """Whatever their bytes are; a schema that is not a record is that of the only key."""
+    query = {"name": "q", "topic": "t", "keys": "id", "target": "t", "checkpoint": "c"}
+    schemas = Schemas(known={7: avro_schema.parse(json.dumps(schema))})
+    keys = pa.array([b"\0\0\0\0\7\2", None, b"?"], pa.binary())
+    records = Records(keys=keys, values=keys, partitions=pa.array([0, 0, 0], pa.int32()))
+
+    form = AvroKey(schemas=schemas, json=JsonKey(only="id"))
+    found = [finding.said for finding in _keys(QuerySettings.model_validate(query), form, records)]
+
     assert [part in text for part, text in zip(said, found, strict=True)] == [True] * len(said)
 
 

@@ -24,6 +24,7 @@ from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka import certificates
 from stream_merge.sources.kafka.connection import Cluster, Connection, Security, TopicState, is_refusal, message
+from stream_merge.sources.wire.keys import KeyFormat
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns
 from stream_merge.spark.memory import shares
@@ -333,7 +334,7 @@ def _sample(
         return
     try:
         kinds, example = _decoded(query, rows, found)
-    except (ConfigError, OSError) as err:  # the latter of a schema registry
+    except (ConfigError, ConnectionError) as err:  # the latter of a schema registry
         yield Finding(query=query.name, about="records", said=str(err), is_problem=True)
         return
     bad, most = kinds.count(Kind.UNDECODABLE), query.limits.max_quarantine_share
@@ -342,7 +343,7 @@ def _sample(
     if is_problem:
         said += f"; more than max_quarantine_share ({most:g}), so 'value_format' is likely not how they are written"
     yield Finding(query=query.name, about="records", said=said, is_problem=is_problem)
-    yield from _keys(query, found)
+    yield from _keys(query, rows.decoder(query.limits.max_value_bytes).format.key, found)
     listed = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.columns.fields)
     yield Finding(query=query.name, about="columns", said=listed)
     if rows.changed:
@@ -355,14 +356,14 @@ _OF_ROUTING = frozenset({"__dbz__physicalTableIdentifier"})
 """What Debezium's ByLogicalTableRouter adds to record keys (3.4)."""
 
 
-def _keys(query: QuerySettings, records: Records) -> Iterator[Finding]:
+def _keys(query: QuerySettings, form: KeyFormat, records: Records) -> Iterator[Finding]:
     """How `keys` and the keys of these records differ."""
-    reader, lacking, more = query.key_format.reader(query.event_keys), set[str](), set[str]()
+    lacking, more = set[str](), set[str]()
     for key in records.keys.to_pylist():
-        with suppress(UndecodableError):
-            known = reader.fields(key)
-            lacking |= set(query.event_keys) - set(known) if known else set()
-            more |= set(known) - set(query.event_keys) - _OF_ROUTING
+        with suppress(UndecodableError, ConnectionError):
+            known = form.names(key)
+            lacking |= set(query.event_keys) - known if known else set()
+            more |= known - set(query.event_keys) - _OF_ROUTING
     if lacking:
         said = (
             f"record keys do not hold {sorted(lacking)!r}: a delete has them from the old row alone, which is whole"

@@ -19,7 +19,7 @@ from stream_merge.sources.decode.events import Records
 from stream_merge.sources.envelopes.base import Format, Kind
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding
-from stream_merge.sources.wire.strict_json import UndecodableError
+from stream_merge.sources.wire.strict_json import NotRegisteredError, UndecodableError
 from stream_merge.spark import columns
 
 
@@ -63,6 +63,8 @@ class RowSchema:
         self.columns = T.StructType([])
         self.known: frozenset[str] = frozenset()
         self.broken: dict[str, str] = {}
+        self._not_registered: set[str] = set()
+        """Those of `broken` that the registry did not have."""
         self.defaults: dict[str, ColumnDefault] = {}
         """Defaults of columns that were met since the last look at the target, or that it lacked then."""
 
@@ -104,6 +106,7 @@ class RowSchema:
             known=self.known,
             broken=self.broken,
             max_value_bytes=self._max_value_bytes,
+            may_be_framed=True,
         )
 
     @property
@@ -120,10 +123,29 @@ class RowSchema:
     def admit_noted(self, notes: Iterable[str | None]) -> None:
         """As `admit`, of the schemas that a decoder has found; one of keys alone only while no row's is known."""
         of_rows, of_keys = null_values.schemas(notes)
-        of_keys = [self._format.key.learn(schema_id) for schema_id in of_keys]
+        learned = [self._learned(schema_id) for schema_id in of_keys]
         self.admit(*of_rows)
         if not self.known:
-            self.admit(*of_keys)
+            self.admit(*(schema_id for schema_id in learned if schema_id is not None))
+
+    def _learned(self, schema_id: str) -> str | None:
+        try:
+            return self._format.key.learn(schema_id)
+        except UndecodableError as err:
+            self._break(schema_id, err)
+            return None
+
+    def _break(self, schema_id: str, err: UndecodableError) -> None:
+        self.broken[schema_id] = str(err)
+        if isinstance(err, NotRegisteredError):
+            self._not_registered.add(schema_id)
+
+    def forget_not_registered(self) -> None:
+        """Ask the registry again for schemas that it did not have: records of the next batch may have them."""
+        self.broken = {
+            schema_id: why for schema_id, why in self.broken.items() if schema_id not in self._not_registered
+        }
+        self._not_registered.clear()
 
     def registered(self, records: Records) -> tuple[list[str], str | None] | None:
         """Kinds of records in Avro by their schemas alone, which are admitted, and why one of them cannot be read.
@@ -158,7 +180,7 @@ class RowSchema:
             try:
                 found[schema_id] = self._format.encodings(schema_id)
             except UndecodableError as err:
-                self.broken[schema_id] = str(err)
+                self._break(schema_id, err)
                 continue
             self._refuse_without_keys(found[schema_id])
         stored, ours = self._stored or {}, {field.name: field.dataType for field in self.columns.fields}

@@ -144,11 +144,13 @@ def _of_rows(first: DataFrame, rows: RowSchema, held: ExitStack) -> Decoded:
 
 
 def _decoded(tally: Tally, frames: Sequence[DataFrame], rows: RowSchema, *, at_hand: pa.Table | None = None) -> Decoded:
+    decoder = rows.decoder()
+    rows.forget_not_registered()
     return Decoded(
         frames=frames,
         tally=tally,
         row=rows.columns,
-        decoder=rows.decoder(),
+        decoder=decoder,
         defaults=dict(rows.defaults),
         at_hand=at_hand,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql import types as T
@@ -27,7 +28,7 @@ from stream_merge.sources.envelopes import debezium, plain
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.envelopes.debezium import Debezium
 from stream_merge.sources.envelopes.flattened import Added, Flattened
-from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.envelopes.plain import Plain, PlainJson
 from stream_merge.sources.wire.connect_avro import AvroKey, ConnectAvro, Schemas
 from stream_merge.sources.wire.connect_json import ConnectJson, RowSchema
 from stream_merge.sources.wire.connect_schema import PLACEHOLDER, encoding
@@ -45,12 +46,35 @@ _WANTED: Mapping[str, T.DataType] = {
 }
 
 
-EncodingName = Literal["json", "avro"]
+class Wire(NamedTuple):
+    """How Kafka Connect's converters write records."""
+
+    values: Callable[..., ConnectJson]
+    """Takes the schemas of the registry, and the fields of `ConnectJson` by name."""
+    key: Callable[[Schemas, str | None], KeyFormat]
+    """Takes the schemas of the registry, and the key column where there is just one."""
+    needs_registry: bool
+
+
+WIRES: Mapping[str, Wire] = {
+    "json": Wire(lambda _, **fields: ConnectJson(**fields), lambda _, only: JsonKey(only=only), needs_registry=False),
+    "avro": Wire(
+        lambda schemas, **fields: ConnectAvro(schemas=schemas, **fields),
+        lambda schemas, only: AvroKey(schemas=schemas, json=JsonKey(only=only)),
+        needs_registry=True,
+    ),
+}
+"""`encoding` -> how it is read."""
+
 _DATABASES = {database.name: database for database in DATABASES}
 
 if TYPE_CHECKING:
+    EncodingName = str
+    KeyType = str
     DatabaseName = str
 else:
+    EncodingName = Literal[tuple(WIRES)]
+    KeyType = Literal[*WIRES, "text", "none"]
     DatabaseName = Literal[tuple(_DATABASES)]
 
 
@@ -91,7 +115,7 @@ class DebeziumFormat(Model):
             money_fraction_digits=self.money_fraction_digits,
         )
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool, schemas: Schemas) -> Format:
         """The decoder of records whose keys are written like that.
 
         Args:
@@ -101,17 +125,15 @@ class DebeziumFormat(Model):
         """
         return Debezium(wire=self.wire(debezium.row_schema, schemas), key=key, database=_DATABASES[self.database])
 
-    def wire(self, row_schema: RowSchema, schemas: Schemas | None) -> ConnectJson:
+    def wire(self, row_schema: RowSchema, schemas: Schemas) -> ConnectJson:
         """How values are written."""
-        settings: dict[str, Any] = {
-            "row_schema": row_schema,
-            "declared": self.declared(),
-            "placeholder": self.unavailable_value_placeholder,
-            "wanted": self.wanted(),
-        }
-        if self.encoding == "json":
-            return ConnectJson(**settings)
-        return ConnectAvro(**settings, schemas=Schemas() if schemas is None else schemas)
+        return WIRES[self.encoding].values(
+            schemas,
+            row_schema=row_schema,
+            declared=self.declared(),
+            placeholder=self.unavailable_value_placeholder,
+            wanted=self.wanted(),
+        )
 
     def wanted(self) -> dict[str, T.DataType]:
         """The types of `types`."""
@@ -151,6 +173,8 @@ class DebeziumFormat(Model):
     @model_validator(mode="after")
     def _say_how_values_are_written(self) -> Self:
         problems = []
+        if self.encoding == "avro" and self.columns is not None:
+            problems.append("[CONFLICTING_SETTINGS] columns are those of the Avro schema; remove columns, or use types")
         self.wanted()
         for name, declared in (self.columns or {}).items():
             try:
@@ -171,7 +195,7 @@ class FlattenedFormat(DebeziumFormat):
     position: Literal["log", "offset"] = "log"
     """What orders the events of a key; "offset" is for topics whose keys stay in their partitions."""
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
+    def format(self, key: KeyFormat, *, key_completes: bool, schemas: Schemas) -> Format:
         """As `DebeziumFormat.format`."""
         database = _DATABASES[self.database]
         added = Added(prefix=self.add_fields_prefix, database=database)
@@ -189,12 +213,9 @@ class FlattenedFormat(DebeziumFormat):
         return super().log if self.position == "log" else None
 
 
-class JsonFormat(Model):
-    """`value_format: {type: json}`: objects whose fields are the columns."""
+class RowsFormat(Model):
+    """What formats of rows without envelope have in common."""
 
-    type: Literal["json"]
-    columns: Mapping[str, str] = Field(min_length=1)
-    """Column -> Spark type."""
     position: str | None = None
     """Integer column that orders the events of a key; None: Kafka's order."""
     deletes: Mapping[str, str | int | bool] | None = Field(default=None, min_length=1, max_length=1)
@@ -205,18 +226,13 @@ class JsonFormat(Model):
         """As `DebeziumFormat.deletes_by_null_values`."""
         return self.deletes is None
 
-    def format(self, key: KeyFormat, *, key_completes: bool = False, schemas: Schemas | None = None) -> Format:
-        """The decoder of records whose keys are written like that."""
-        return PlainJson(
-            key=key,
-            key_completes=key_completes,
-            declared={name: plain.declared_encoding(declared) for name, declared in self.columns.items()},
-            position=self.position,
-            deletes=None if self.deletes is None else next(iter(self.deletes.items())),
-        )
+    @property
+    def marker(self) -> tuple[str, Any] | None:
+        """The field and value of `deletes`."""
+        return None if self.deletes is None else next(iter(self.deletes.items()))
 
     def wanted(self) -> dict[str, T.DataType]:
-        """None: `columns` says all types."""
+        """None: the schema says all types."""
         return {}
 
     @property
@@ -227,6 +243,22 @@ class JsonFormat(Model):
     def ordering(self) -> str:
         """Name of the sequence's definition, recorded with each commit."""
         return BY_OFFSET if self.position is None else f"column/1:{self.position}"
+
+
+class JsonFormat(RowsFormat):
+    """`value_format: {type: json}`: objects whose fields are the columns."""
+
+    type: Literal["json"]
+    encoding: ClassVar[str] = "json"
+    columns: Mapping[str, str] = Field(min_length=1)
+    """Column -> Spark type."""
+
+    def format(self, key: KeyFormat, *, key_completes: bool, schemas: Schemas) -> Format:
+        """The decoder of records whose keys are written like that."""
+        declared = {name: plain.declared_encoding(declared) for name, declared in self.columns.items()}
+        return PlainJson(
+            key=key, key_completes=key_completes, declared=declared, position=self.position, deletes=self.marker
+        )
 
     @model_validator(mode="after")
     def _has_types(self) -> JsonFormat:
@@ -243,24 +275,37 @@ class JsonFormat(Model):
         return self
 
 
+class PlainFormat(RowsFormat):
+    """`value_format: {type: plain}`: rows whose fields are the columns, of a schema that each record has."""
+
+    type: Literal["plain"]
+    encoding: EncodingName = "json"
+    """JSON with a schema block, or Avro with a schema registry."""
+
+    def format(self, key: KeyFormat, *, key_completes: bool, schemas: Schemas) -> Format:
+        """The decoder of records whose keys are written like that."""
+        marker = self.marker
+        row_schema = partial(plain.row_schema, marker=None if marker is None else marker[0])
+        wire = WIRES[self.encoding].values(schemas, row_schema=row_schema)
+        return Plain(key=key, wire=wire, position=self.position, deletes=marker)
+
+
 class KeySettings(Model):
     """`key_format`: how record keys are written, whatever the values are."""
 
-    type: Literal["json", "avro", "text", "none"] = "json"
+    type: KeyType = "json"
     """An object with the key columns (of a single one also its value alone), in JSON or in Avro with a schema registry;
     text of the single key column, or nothing that concerns the row."""
     holds: Literal["string", "integer"] = "string"
     """What the text of `type: text` is."""
 
-    def reader(self, keys: tuple[str, ...], schemas: Schemas | None = None) -> KeyFormat:
+    def reader(self, keys: tuple[str, ...], schemas: Schemas) -> KeyFormat:
         """The decoder of record keys, for a table with these key columns."""
         only = keys[0] if len(keys) == 1 else None
         if self.type == "none":
             return NoKey()
-        if self.type == "avro":
-            return AvroKey(schemas=Schemas() if schemas is None else schemas, json=JsonKey(only=only))
-        if self.type == "json":
-            return JsonKey(only=only)
+        if self.type in WIRES:
+            return WIRES[self.type].key(schemas, only)
         return TextKey(only=keys[0], is_integer=self.holds == "integer")
 
     @model_validator(mode="after")
@@ -287,7 +332,7 @@ def _written_as_json(converter: str) -> BeforeValidator:
             )
             raise ValueError(msg)
         if kind == "avro" and converter == "value.converter":
-            msg = "[INVALID_SETTING] 'avro' is an encoding; use {type: debezium, encoding: avro}, or type flattened"
+            msg = "[INVALID_SETTING] 'avro' is an encoding; use type debezium, flattened or plain with encoding: avro"
             raise ValueError(msg)
         return given
 
@@ -295,7 +340,7 @@ def _written_as_json(converter: str) -> BeforeValidator:
 
 
 ValueFormat = Annotated[
-    DebeziumFormat | FlattenedFormat | JsonFormat,
+    DebeziumFormat | FlattenedFormat | JsonFormat | PlainFormat,
     Field(discriminator="type"),
     _written_as_json("value.converter"),
 ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, ValidationError, model_validator
@@ -21,7 +22,7 @@ from yaml.scanner import ScannerError
 
 from stream_merge import shapes
 from stream_merge.errors import ConfigError, located
-from stream_merge.jobs.kafka.formats import DebeziumFormat, KeyFormatSettings, KeySettings, ValueFormat
+from stream_merge.jobs.kafka.formats import WIRES, DebeziumFormat, KeyFormatSettings, KeySettings, ValueFormat
 from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, validation_problems
 from stream_merge.jobs.units import (
     Bytes,
@@ -84,10 +85,26 @@ class SecuritySettings(Model):
         return self
 
 
+def _registry_url(url: str) -> str:
+    """Refuses what is not a URL, without showing a password that it may hold."""
+    try:
+        parts = urlsplit(url)
+        is_complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_complete = False
+    if not is_complete:
+        msg = "[INVALID_SETTING] schema_registry.url must be a URL such as https://registry:8081"
+        raise ValueError(msg)
+    if parts.username is not None:
+        msg = "[INVALID_SETTING] schema_registry.url must not hold a user or password; set user and password"
+        raise ValueError(msg)
+    return url
+
+
 class SchemaRegistrySettings(Model):
     """`kafka.schema_registry`: where the schemas of records in Avro are."""
 
-    url: str = Field(pattern=r"^https?://")
+    url: Annotated[str, AfterValidator(_registry_url)]
     user: str | None = None
     password: SecretStr | None = None
     token: SecretStr | None = None
@@ -95,7 +112,7 @@ class SchemaRegistrySettings(Model):
     certificate_file: JobPath | None = None
     """Private key and certificate chain in one PEM."""
     id_bytes: Literal[4, 8] = 4
-    """Bytes of a schema's id in a record: 4, or 8 as Apicurio's clients write them by default."""
+    """Bytes of a schema's id in a record: 4, or 8 as clients of Apicurio 2 write them by default."""
 
     def registry(self) -> RegistrySettings:
         """For the client."""
@@ -331,12 +348,10 @@ class QuerySettings(Model):
 
     @property
     def needs_registry(self) -> bool:
-        """Whether its records are in Avro."""
-        return self.key_format.type == "avro" or self._values_are_avro
-
-    @property
-    def _values_are_avro(self) -> bool:
-        return isinstance(self.value_format, DebeziumFormat) and self.value_format.encoding == "avro"
+        """Whether its records have their schemas in a registry."""
+        return any(
+            WIRES[name].needs_registry for name in (self.key_format.type, self.value_format.encoding) if name in WIRES
+        )
 
     def format(self) -> Format:
         """The decoder of its records."""
@@ -344,7 +359,7 @@ class QuerySettings(Model):
         registry = None if given is None else SchemaRegistry(given.registry())
         schemas = Schemas(registry=registry, id_bytes=4 if given is None else given.id_bytes)
         is_given = "key_format" in self.model_fields_set
-        settings = KeySettings(type="avro") if self._values_are_avro and not is_given else self.key_format
+        settings = self.key_format if is_given else KeySettings(type=self.value_format.encoding)
         key = settings.reader(self.event_keys, schemas)
         return self.value_format.format(key, key_completes=is_given, schemas=schemas)
 

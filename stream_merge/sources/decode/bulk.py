@@ -12,7 +12,7 @@ from stream_merge.sources.decode.events import MOST_MILLIS, ROW, Reading
 from stream_merge.sources.envelopes.base import Kind, ReadMany
 from stream_merge.sources.wire.encodings import Decoded, Encoding, decode
 from stream_merge.sources.wire.json_table import FEWEST, holds_decimal
-from stream_merge.sources.wire.strict_json import UndecodableError
+from stream_merge.sources.wire.strict_json import UndecodableError, UnknownSchemaError
 from stream_merge.spark.versions import arrow_type
 
 
@@ -153,7 +153,7 @@ def _key_fields(reading: Reading, keys: pa.BinaryArray, image: pa.StructArray) -
     for i in pc.indices_nonzero(pc.invert(is_unneeded)).to_pylist():
         try:
             fields[i] = reading.format.key.fields(keys[i].as_py())
-        except UndecodableError:
+        except (UndecodableError, UnknownSchemaError):
             fields[i] = None
     return fields
 

@@ -19,7 +19,7 @@ from stream_merge.sources.decode.bulk import Piece, pieces
 from stream_merge.sources.decode.events import META, OLD_KEY, PLACE, ROW, Reading, Records, is_time
 from stream_merge.sources.decode.null_values import OneByOne
 from stream_merge.sources.envelopes.base import Kind, Read
-from stream_merge.sources.wire import connect_schema
+from stream_merge.sources.wire import connect_schema, json_table
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding, decode, folded
 from stream_merge.sources.wire.json_table import FEWEST
@@ -84,25 +84,30 @@ class Decoder(Reading):
 
         `deleted` has partition and record key of each delete so far that is the last of its key; it is changed.
         """
-        keys, values, partitions = batch[:3]
+        keys, values = batch.keys, batch.values
+        if self.may_be_framed:
+            keys, values = self.format.key.unframed(keys), json_table.unframed(values)
+        raw_keys = batch.keys if batch.raw_keys is None else batch.raw_keys
+        raw_values = batch.values if batch.raw_values is None else batch.raw_values
+        partitions = batch.partitions
         at_once = self._at_once(keys, values)
         done = pa.concat_arrays([piece.indexes for piece in at_once] or [pa.array([], pa.int64())])
         rest = _others(len(values), done)
         old_keys = pa.nulls(len(keys), pa.binary()) if batch.old_keys is None else batch.old_keys
-        columns = keys, values, partitions, old_keys
+        columns = raw_keys, raw_values, partitions, old_keys
         records = OneByOne(rest.to_pylist(), *(column.take(rest).to_pylist() for column in columns))
-        reads = [self._read(key, value) for key, value in zip(records.keys, records.values, strict=True)]
-        deletes = _positions([piece.indexes for piece in at_once if piece.are_deletes], keys, partitions)
+        key_texts = records.keys if keys is raw_keys else keys.take(rest).to_pylist()
+        texts = records.values if values is raw_values else values.take(rest).to_pylist()
+        reads = [self._read(key, value) for key, value in zip(key_texts, texts, strict=True)]
+        deletes = _positions([piece.indexes for piece in at_once if piece.are_deletes], raw_keys, partitions)
         gone = {key for _, key in deleted} | {key for _, (_, key) in deletes}
         gone |= {
             key for read, key in zip(reads, records.keys, strict=True) if read.kind is Kind.DELETE and key is not None
         }
-        back = _positions([piece.indexes for piece in at_once if not piece.are_deletes], keys, partitions, only=gone)
+        others = [piece.indexes for piece in at_once if not piece.are_deletes]
+        back = _positions(others, raw_keys, partitions, only=gone)
         null_values.mark_redundant(reads, records, deletes, back, deleted)
         null_values.judge_keys(reads, self.format, self.columns, self.keys)
-        if batch.raw_keys is not None and batch.raw_values is not None:
-            raw = (column.take(rest).to_pylist() for column in (batch.raw_keys, batch.raw_values))
-            records = records._replace(keys=next(raw), values=next(raw))
         events = self._events(reads, records)
         if not at_once:
             return events
@@ -125,15 +130,20 @@ class Decoder(Reading):
         except UndecodableError as err:
             return Read(Kind.UNDECODABLE, note=str(err))
         except UnknownSchemaError as err:
-            return self._in_unknown_schema(str(err))
+            return self._in_unknown_schema(err, key)
         except Exception as err:
             # Whatever a record contains, it must not stop the query.
             return Read(Kind.UNDECODABLE, note=f"{type(err).__name__}: {err}")
 
-    def _in_unknown_schema(self, schema_id: str) -> Read:
+    def _in_unknown_schema(self, err: UnknownSchemaError, key: bytes | None) -> Read:
+        """Its note has the schema of the key, too: the record is read only once more."""
+        schema_id, of_key = str(err), self.format.key.unread(key)
         if schema_id in self.broken:
-            return Read(Kind.UNDECODABLE, note=f"its schema cannot be stored: {self.broken[schema_id]}")
-        return Read(Kind.OTHER_SCHEMA, note=schema_id)
+            return Read(Kind.UNDECODABLE, note=f"its schema cannot be used: {self.broken[schema_id]}")
+        notes = [] if err.of_key else [schema_id]
+        if of_key is not None and of_key not in self.broken:
+            notes.append(null_values.key_note(of_key))
+        return Read(Kind.OTHER_SCHEMA, note="\n".join(notes))
 
     def _read_strictly(self, key: bytes | None, value: bytes | None) -> Read:
         if value is None:
@@ -155,7 +165,7 @@ class Decoder(Reading):
             msg = f"position {read.position} is not one of a log"
             raise UndecodableError(msg)
         if read.schema_id in self.broken:
-            msg = f"its schema cannot be stored: {self.broken[read.schema_id]}"
+            msg = f"its schema cannot be used: {self.broken[read.schema_id]}"
             raise UndecodableError(msg)
         if read.schema_id not in self.known:
             return Read(Kind.OTHER_SCHEMA, note=read.schema_id)

@@ -67,6 +67,8 @@ class Reading:
     broken: Mapping[str, str] = field(default_factory=dict)
     """Id -> problem of schemas whose events are undecodable."""
     max_value_bytes: int
+    may_be_framed: bool = False
+    """Whether JSON may have the header of a schema registry's converter before it."""
 
     @property
     def schema(self) -> T.StructType:

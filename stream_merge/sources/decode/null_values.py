@@ -59,7 +59,7 @@ def key_note(schema_id: str) -> str:
 
 def schemas(notes: Iterable[str | None]) -> tuple[list[str], list[str]]:
     """The schemas in notes of `Kind.OTHER_SCHEMA`, sorted: those of rows, and those of keys of topics without rows."""
-    unique = sorted({note for note in notes if note})
+    unique = sorted({one for note in notes if note for one in note.splitlines()})
     key_schemas = [note.removeprefix(_KEY) for note in unique if note.startswith(_KEY)]
     return [note for note in unique if not note.startswith(_KEY)], key_schemas
 

@@ -39,6 +39,7 @@ _LOGICAL = {
 }
 """Logical types (Avro 1.12) of producers other than Connect, as the semantic types that mean the same: only
 `local-timestamp` is without zone."""
+MEMBER = "p"
 _PRECISION = "connect.decimal.precision"
 
 
@@ -48,7 +49,8 @@ class AvroSchema(NamedTuple):
     block: Mapping[str, Any]
     """The Connect schema, as a schema block of Connect's JSON converter."""
     physical: str
-    """The Avro schema without logical types and without references: what the bytes are."""
+    """The Avro schema without logical types and without references, in a record whose only field is `MEMBER`: what the
+    bytes are. Spark reads malformed ones as a record without fields, which tells them from a record of NULLs."""
 
 
 def parse(text: str, references: Sequence[str] = ()) -> AvroSchema:
@@ -57,13 +59,23 @@ def parse(text: str, references: Sequence[str] = ()) -> AvroSchema:
     Raises:
         UndecodableError: the schema is not Avro, or has a union of several types, or contains itself.
     """
-    schemas = [_json(one) for one in (*references, text)]
+    try:
+        return _parsed([_json(one) for one in (*references, text)])
+    except (AttributeError, KeyError, TypeError, ValueError) as err:
+        if isinstance(err, UndecodableError):
+            raise
+        msg = "the schema is not Avro"
+        raise UndecodableError(msg) from err
+
+
+def _parsed(schemas: Sequence[Any]) -> AvroSchema:
     names = _Names()
     for one in schemas[:-1]:
         names.collect(one, "")
     names.collect(schemas[-1], "")
     block = _Connect(names).block(schemas[-1], "")
-    return AvroSchema(block=block, physical=json.dumps(_Physical(names).schema(schemas[-1], "")))
+    member = {"name": MEMBER, "type": _Physical(names).schema(schemas[-1], "")}
+    return AvroSchema(block=block, physical=json.dumps({"type": "record", "name": "framed", "fields": [member]}))
 
 
 def _json(text: str) -> Any:
@@ -204,7 +216,8 @@ class _Physical:
     """Writes Avro schemas without anything that is not needed to read bytes."""
 
     names: _Names
-    _written: set[str] = field(default_factory=set)
+    _written: dict[str, str] = field(default_factory=dict)
+    """Full name -> name in what is written."""
 
     def schema(self, schema: Any, namespace: str) -> Any:
         """A schema; each named type is written once."""
@@ -222,13 +235,13 @@ class _Physical:
     def _named(self, avro: Mapping[str, Any], kind: str, around: str) -> Any:
         full = full_name(str(avro.get("name")), avro.get("namespace"), around)
         if full in self._written:
-            return full
-        self._written.add(full)
-        name, inner = full.rpartition(".")[2], full.rpartition(".")[0]
-        written: dict[str, Any] = {"type": kind, "name": name, "namespace": inner}
+            return self._written[full]
+        self._written[full] = f"type{len(self._written)}"
+        written: dict[str, Any] = {"type": kind, "name": self._written[full]}
         if kind == "enum":
             return {**written, "symbols": avro.get("symbols", [])}
         if kind == "fixed":
             return {**written, "size": avro.get("size")}
+        inner = full.rpartition(".")[0]
         fields = [{"name": one["name"], "type": self.schema(one["type"], inner)} for one in avro.get("fields", [])]
         return {**written, "fields": fields}

@@ -6,7 +6,7 @@ that topics in Avro and in JSON give the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,13 @@ from stream_merge.sources.wire.strict_json import UndecodableError, UnknownSchem
 _UNREAD = "registry:"
 """Start of a schema id, and of the text of a record whose schema is not known here yet."""
 _NOT_FRAMED, _OF_GLUE = b"not framed", b"of glue"
-_MAGIC, _MAGIC_OF_GLUE = b"\x00", b"\x03\x00"
-_PERMISSIVE = {"mode": "PERMISSIVE"}
-_MEMBER = len('{"p":')
+_MAGIC = b"\x00"
+_MAGIC_OF_GLUE = b"\x03\x00", b"\x03\x05"
+"""Version, and whether the value is compressed (AWS Glue's serializer 1.1)."""
+_PERMISSIVE, _WITH_NULLS = {"mode": "PERMISSIVE"}, {"ignoreNullFields": "false"}
+_OBJECTS = frozenset({"struct", "map"})
+_MEMBER = len(f'{{"{avro_schema.MEMBER}":')
+_SCHEMA, _NULL = b'{"schema":', b"null"
 
 
 @dataclass(kw_only=True)
@@ -38,7 +42,7 @@ class Schemas:
     registry: SchemaRegistry | None = None
     """None on the workers."""
     id_bytes: int = 4
-    """Bytes of an id: 4, or 8 as older Apicurio clients write them."""
+    """Bytes of an id: 4, or 8 as clients of Apicurio 2 write them."""
     known: dict[int, AvroSchema] = field(default_factory=dict)
 
     def get(self, schema_id: str) -> AvroSchema:
@@ -46,7 +50,8 @@ class Schemas:
 
         Raises:
             UndecodableError: there is none, or it has no columns.
-            OSError: the registry cannot be reached.
+            ConfigError: the registry refuses this client.
+            ConnectionError: it cannot be reached.
         """
         number = int(schema_id.removeprefix(_UNREAD))
         if number not in self.known:
@@ -59,12 +64,12 @@ class Schemas:
             self.known[number] = avro_schema.parse(registered.text, registered.references)
         return self.known[number]
 
-    def texts(self, framed: str, payload_start: Callable[[int, AvroSchema], str | None]) -> Column:
+    def texts(self, framed: str, write: Callable[[int, AvroSchema, Column], Column]) -> Column:
         """The JSON texts of framed records, as bytes.
 
         Args:
             framed: binary column.
-            payload_start: what a text has before its payload, and a `}` behind it; None: the payload alone.
+            write: the text of a payload, which it names once: Spark would read the record again for a second time.
         """
         value, size = F.col(framed), 1 + self.id_bytes
         prefix, body = F.substring(value, 1, size), F.expr(f"substring(`{framed}`, {size + 1})")
@@ -72,15 +77,10 @@ class Schemas:
         text = F.when(value.isNull(), F.lit(None).cast("binary"))
         for schema_id, schema in self.known.items():
             frame = _MAGIC + schema_id.to_bytes(self.id_bytes, "big")
-            member = F.to_json(
-                F.struct(from_avro(body, schema.physical, _PERMISSIVE).alias("p")), {"ignoreNullFields": "false"}
-            )
-            start = payload_start(schema_id, schema)
-            payload = F.substr(member, F.lit(_MEMBER + 1), F.length(member) - (_MEMBER + 1))
-            whole = payload if start is None else F.concat(F.lit(start), payload, F.lit("}"))
-            text = text.when(prefix == F.lit(frame), whole.cast("binary"))
+            payload = from_avro(body, schema.physical, _PERMISSIVE)[avro_schema.MEMBER]
+            text = text.when(prefix == F.lit(frame), write(schema_id, schema, payload).cast("binary"))
         is_framed = (F.substring(value, 1, 1) == F.lit(_MAGIC)) & (F.length(value) > size)
-        is_of_glue = F.substring(value, 1, 2) == F.lit(_MAGIC_OF_GLUE)
+        is_of_glue = F.substring(value, 1, 2).isin(*map(F.lit, _MAGIC_OF_GLUE))
         unread = F.concat(F.lit(_UNREAD), number).cast("binary")
         return text.when(is_framed, unread).when(is_of_glue, F.lit(_OF_GLUE)).otherwise(F.lit(_NOT_FRAMED))
 
@@ -91,10 +91,10 @@ class Schemas:
         return {f"{_UNREAD}{int.from_bytes(head[1:], 'big')}" for head in heads}
 
 
-def _expect_read(text: bytes) -> None:
-    """Refuse a text that is no JSON, as `Schemas.texts` marks it."""
+def _expect_read(text: bytes, *, of_key: bool = False) -> None:
+    """Refuse a text that is not JSON, as `Schemas.texts` marks it."""
     if text.startswith(_UNREAD.encode()):
-        raise UnknownSchemaError(text.decode())
+        raise UnknownSchemaError(text.decode(), of_key=of_key)
     if text == _OF_GLUE:
         msg = "the record has the header of AWS Glue's schema registry, which is not supported"
         raise UndecodableError(msg)
@@ -111,7 +111,11 @@ class ConnectAvro(ConnectJson):
 
     def text(self) -> Column:
         """The values of records, transcoded."""
-        return self.schemas.texts("value", lambda number, _: _start(number))
+
+        def write(number: int, _: AvroSchema, payload: Column) -> Column:
+            return F.to_json(F.struct(F.lit(number).alias("schema"), payload.alias("payload")), _WITH_NULLS)
+
+        return self.schemas.texts("value", write)
 
     def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
         """Ids of the schemas that values are framed with."""
@@ -124,6 +128,14 @@ class ConnectAvro(ConnectJson):
             UnknownSchemaError: its schema is not known yet.
         """
         _expect_read(value)
+        number = int(value[len(_SCHEMA) : value.index(b",")])
+        start = _start(number)
+        if start not in self._known_starts:
+            msg = f"{_UNREAD}{number}"
+            raise UnknownSchemaError(msg)
+        if value[len(start) : -1] == _NULL:
+            msg = f"the record is not Avro of schema {number}"
+            raise UndecodableError(msg)
         return super().parse(value)
 
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
@@ -154,16 +166,28 @@ class AvroKey(KeyFormat):
 
     def text(self) -> Column:
         """The keys of records, transcoded; with a schema block where the value is NULL, since nothing else has it."""
-        bare = self.schemas.texts("key", lambda *_: None)
-        blocks = self.schemas.texts("key", lambda _, schema: f'{{"schema":{_block(schema)},"payload":')
-        return F.when(F.col("value").isNull(), blocks).otherwise(bare)
+
+        def with_block(_: int, schema: AvroSchema, payload: Column) -> Column:
+            start = f'{{"schema":{connect_schema.canonical(schema.block)},"payload":'
+            return F.concat(F.lit(start), _bare(schema, payload), F.lit("}"))
+
+        bare = self.schemas.texts("key", lambda _, schema, payload: _bare(schema, payload))
+        return F.when(F.col("value").isNull(), self.schemas.texts("key", with_block)).otherwise(bare)
 
     def fields(self, key: bytes | None) -> Mapping[str, Any]:
         """JSON values of the key columns."""
         if key is None:
             return {}
-        _expect_read(key)
+        _expect_read(key, of_key=True)
+        if key == _NULL:
+            msg = "the record key is not Avro of its schema"
+            raise UndecodableError(msg)
         return self.json.fields(key)
+
+    def names(self, key: bytes | None) -> Set[str]:
+        """The columns that a key holds, by its schema alone; in the driver."""
+        blocks = [self.schemas.get(schema_id).block for schema_id in self.schemas.ids([key])]
+        return {field["field"] for block in blocks for field in block.get("fields", [{"field": self.json.only}])}
 
     def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
         """Keys that are read at once."""
@@ -171,8 +195,12 @@ class AvroKey(KeyFormat):
 
     def schema(self, key: bytes) -> str | None:
         """Id of the schema in a key's block, or None."""
-        _expect_read(key)
+        _expect_read(key, of_key=True)
         return self.json.schema(key)
+
+    def unread(self, key: bytes | None) -> str | None:
+        """Id of a key's schema that is not known yet."""
+        return key.decode() if key is not None and key.startswith(_UNREAD.encode()) else None
 
     def learn(self, schema_id: str) -> str:
         """Get a key's schema from the registry; the id of its columns."""
@@ -182,5 +210,9 @@ class AvroKey(KeyFormat):
         return connect_schema.canonical({"type": "struct", "fields": block.get("fields", [])})
 
 
-def _block(schema: AvroSchema) -> str:
-    return connect_schema.canonical(schema.block)
+def _bare(schema: AvroSchema, payload: Column) -> Column:
+    """The text of a payload alone; Spark writes that of a value without fields as a member only."""
+    if schema.block["type"] in _OBJECTS:
+        return F.coalesce(F.to_json(payload, _WITH_NULLS), F.lit("null"))
+    member = F.to_json(F.struct(payload.alias(avro_schema.MEMBER)), _WITH_NULLS)
+    return F.btrim(F.substring(member, _MEMBER + 1, 2**31 - 1), F.lit("}"))

@@ -15,6 +15,9 @@ _NULLS = (":null", ": null")
 FEWEST = 256
 """Fewest records that are tried as one table."""
 _NOTHING = pa.null()
+_HEADER, _HEADER_BYTES = b"\x00", 5
+_LONGEST = 2**31 - 1
+"""Bytes of a text: without an end, Arrow (26) fails to slice some arrays (Negative buffer resize)."""
 _SMALL_EXPONENT = "[0-9][eE]-[0-9]{2}"
 _LARGEST_BYTES = 2**30
 """Limit of one table's texts; Arrow counts the bytes of strings with 31 bits."""
@@ -50,6 +53,14 @@ def read(texts: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
         return None
     rows = table.to_struct_array()
     return rows.chunk(0) if rows.num_chunks == 1 else pa.concat_arrays(rows.chunks)
+
+
+def unframed(texts: pa.BinaryArray) -> pa.BinaryArray:
+    """Texts without the header of Confluent's JSON Schema converter (7.9): a byte that JSON never has, and an id."""
+    is_framed = pc.starts_with(texts, _HEADER)
+    if not pc.any(is_framed).as_py():
+        return texts
+    return pc.if_else(is_framed, pc.binary_slice(texts, _HEADER_BYTES, _LONGEST), texts)
 
 
 def holds_decimal(dtype: pa.DataType) -> bool:

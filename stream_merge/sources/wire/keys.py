@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, cast
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 
-from stream_merge.sources.wire import connect_schema
+from stream_merge.sources.wire import connect_schema, json_table
 from stream_merge.sources.wire.strict_json import UndecodableError, parse, utf8_text
 
 WITH_BLOCK = frozenset({"schema", "payload"})
@@ -28,6 +28,10 @@ class KeyFormat:
         del key
         return {}
 
+    def names(self, key: bytes | None) -> Set[str]:
+        """The columns that a key holds, as it is in the topic. Raises `UndecodableError`."""
+        return self.fields(key).keys()
+
     def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
         """Keys that `fields` surely reads; others may be readable, too."""
         return pa.repeat(pa.scalar(True), len(keys))
@@ -41,6 +45,15 @@ class KeyFormat:
         """Record keys as `fields` takes them; None: as they are."""
         return None
 
+    def unframed(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """Keys without the header of a schema registry's converter."""
+        return keys
+
+    def unread(self, key: bytes | None) -> str | None:
+        """Id of a key's schema where only the registry has it, else None."""
+        del key
+        return None
+
     def learn(self, schema_id: str) -> str:
         """Id of the columns of a key's schema."""
         return schema_id
@@ -52,6 +65,10 @@ class JsonKey(KeyFormat):
 
     only: str | None = None
     """The key column where there is just one."""
+
+    def unframed(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """Keys without the header of Confluent's JSON Schema converter."""
+        return json_table.unframed(keys)
 
     def fields(self, key: bytes | None) -> Mapping[str, Any]:
         """JSON values of the key columns."""

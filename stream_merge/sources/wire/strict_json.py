@@ -14,8 +14,16 @@ class UndecodableError(ValueError):
     """An event that cannot be read without guessing; the text is the reason."""
 
 
+class NotRegisteredError(UndecodableError):
+    """An event in a schema that the registry does not have, so far."""
+
+
 class UnknownSchemaError(Exception):
     """An event in a schema that only a registry has, which the driver asks; the text is the schema's id."""
+
+    def __init__(self, schema_id: str, *, of_key: bool = False) -> None:
+        super().__init__(schema_id)
+        self.of_key = of_key
 
 
 def _refuse_constant(name: str) -> NoReturn:
