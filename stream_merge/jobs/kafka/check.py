@@ -343,7 +343,7 @@ def _sample(
     if is_problem:
         said += f"; more than max_quarantine_share ({most:g}), so 'value_format' is likely not how they are written"
     yield Finding(query=query.name, about="records", said=said, is_problem=is_problem)
-    yield from _keys(query, rows.decoder(query.limits.max_value_bytes).format.key, found)
+    yield from _keys(query, rows.decoder().format.key, found)
     listed = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.columns.fields)
     yield Finding(query=query.name, about="columns", said=listed)
     if rows.changed:
