@@ -63,7 +63,8 @@ def main() -> None:
     if args.race:
         scenario.race(session, args.table)
     if args.snapshot:
-        scenario.snapshot_sink(args.table)(scenario.events(session, scenario.COPY), 0)
+        engine = "spark" if args.boundary == "inside commit" else "auto"
+        scenario.snapshot_sink(args.table, engine)(scenario.events(session, scenario.COPY), 0)
         return
     if args.batch_id is not None:
         batch_df = scenario.events(session, scenario.BATCHES[args.batch_id])

@@ -21,6 +21,7 @@ from stream_merge.engines.base import MergeReport
 from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.model.settings import Engine
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
 
 SCHEMA = "id int, lsn int, op string, name string"
@@ -67,7 +68,7 @@ def sink(table: str, *, shape: str = "changes", **settings: Any) -> MergeSink:
     )
 
 
-def snapshot_sink(table: str) -> MergeSink:
+def snapshot_sink(table: str, engine: Engine = "auto") -> MergeSink:
     """A sink that takes a batch for a copy of the whole source; it counts for itself."""
     metrics = MergeMetrics(registry=CollectorRegistry())
     return sink_with(
@@ -76,6 +77,7 @@ def snapshot_sink(table: str) -> MergeSink:
         except_column_list=["op"],
         shape=Snapshot(max_delete_share=0.5),
         app_id="crash",
+        engine=engine,
         metrics=metrics,
     )
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import deltalake
-import pyarrow as pa
-import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
-from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
 from stream_merge.spark.delta import put_commit
-from stream_merge.tables.log.handle import LogHandle
 
 
 def tell(stream: ChangeStream, *spelled: Callable[[], object]) -> Sequence[MergeResult]:
@@ -73,15 +68,3 @@ def commit_at_once(spark: SparkSession, table: str, *, writers: int, versions: i
         won = list(threads.map(written, range(writers)))
     assert sorted(version for versions_won in won for version in versions_won) == list(range(versions))
     return won
-
-
-def lose_no_commit_of_two_handles(uri: str, options: Mapping[str, str]) -> None:
-    """delta-rs puts a version only where there is none, by the store itself, whatever process it is in."""
-    deltalake.write_deltalake(uri, pa.table({"id": [0]}), storage_options=dict(options))
-    first, second = (LogHandle(uri, options) for _ in range(2))
-    first.append(pa.table({"id": [1]}), transaction=None)
-
-    with pytest.raises(CommitFailedError):
-        second.append(pa.table({"id": [2]}), transaction=None)
-
-    assert sorted(LogHandle(uri, options).rows()["id"].to_pylist()) == [0, 1]

@@ -19,7 +19,7 @@ from delta_log import check_table
 from grouped import sink_with
 from pyspark.sql import SparkSession
 from services import azure
-from story import lose_no_commit_of_two_handles, tell
+from story import tell
 
 from stream_merge import ConfigError, RetryPolicy
 from stream_merge.spark import object_stores
@@ -115,10 +115,6 @@ def test_a_query_reads_and_keeps_its_place_there(
     put_and_read("2", upsert(1, "new", lsn=2), delete(2, lsn=2))
 
     assert stream.rows("id", "lsn", "name") == [(1, 2, "new")]
-
-
-def test_two_handles_of_delta_rs_lose_no_commit(container: azure.Container) -> None:
-    lose_no_commit_of_two_handles(container.uri(f"{uuid4().hex[:8]}/t"), container.storage_options())
 
 
 def test_engines_in_the_driver_are_refused_where_it_was_not_seen_that_commits_exclude_each_other(

@@ -130,8 +130,8 @@ def test_every_file_has_statistics_for_the_same_columns_that_hold_its_values(
         for file, stats in files.items():
             assert_within(spark.read.parquet(str(path / file)), stats)
         described[engine] = set.union(*(set(leaves(stats["minValues"])) for stats in files.values()))
-    # Spark 4.2 keeps none for booleans and does not look at those that delta-rs 1.6 keeps, whose bounds leave NaN out.
-    assert described["driver"] - described["spark"] == {"flag"}
+    # Neither keeps any for booleans; the bounds of floats, which leave NaN out, the driver does not write.
+    assert described["driver"] <= described["spark"]
     assert described["spark"] - described["driver"] == {
         c for c, dtype in COLUMNS.items() if dtype in ("float", "double")
     }

@@ -23,12 +23,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from services import command_lines, running, s3
 from since import since
-from story import lose_no_commit_of_two_handles, tell
+from story import tell
 from typer.testing import CliRunner
 
 from stream_merge import ConfigError, Maintenance, RetryPolicy
 from stream_merge.cli import app as cli
 from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark import object_stores
 from stream_merge.spark.versions import SPARK
 from stream_merge.tables.explain import explain
@@ -106,7 +107,7 @@ def test_columns_are_added_and_files_put_together(spark: SparkSession, bucket: s
     ]
     operations = [commit["operation"] for commit in stream.sql("DESCRIBE HISTORY {target}").collect()]
     assert "OPTIMIZE" in operations
-    by_hand = maintain(spark, stream.target.replace("s3a:", "s3:"), Maintenance(vacuum=True))
+    by_hand = maintain(spark, TableRef(stream.target.replace("s3a:", "s3:")), Maintenance(vacuum=True))
     assert by_hand.vacuumed
 
 
@@ -302,17 +303,13 @@ def test_two_sinks_of_one_process_lose_no_commit_by_spark(spark: SparkSession, b
     assert len(stream.changes()) == 1 + 2 * (1 + 2)
 
 
-def test_two_handles_of_delta_rs_lose_no_commit(bucket: s3.Bucket) -> None:
-    lose_no_commit_of_two_handles(bucket.uri(f"{uuid4().hex[:8]}/t"), bucket.storage_options())
-
-
 # -- how the store is reached -------------------------------------------------------------------
 
 
-def test_a_table_that_delta_rs_sees_elsewhere_is_refused(
-    spark: SparkSession, bucket: s3.Bucket, elsewhere: s3.Bucket
+def test_a_table_that_the_driver_sees_elsewhere_is_left_to_spark_or_refused(
+    spark: SparkSession, bucket: s3.Bucket, elsewhere: s3.Bucket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two stores, a table of the same name in each: one engine would merge into one, the other into the other."""
+    """Two stores, a table of the same name in each: the driver must not merge into the other one."""
     stream = OnS3(spark, bucket, **PROMISED)
     run(stream.sink(), batch(spark, stream.schema, upsert(1, "here", lsn=1)), 0)
     there = elsewhere.folder / stream.place / "_delta_log"
@@ -321,8 +318,15 @@ def test_a_table_that_delta_rs_sees_elsewhere_is_refused(
     (there / f"{0:020d}.json").write_text(log.replace('"metaData":{"id":"', '"metaData":{"id":"other-'))
     stream.settings["storage_options"] = elsewhere.storage_options()
 
+    result = run(stream.sink(), batch(spark, stream.schema, upsert(1, "there", lsn=2)), 1)
+
+    assert (result.engine, stream.rows("id", "name")) == ("spark", [(1, "there")])
+    (said,) = [record for record in caplog.records if record.msg.startswith("table_left_to_spark")]
+    assert said.levelno == logging.WARNING
+    assert "[STORE_MISMATCH]" in said.getMessage()
+    stream.settings["engine"] = "driver"
     with pytest.raises(ConfigError, match=r"\[STORE_MISMATCH\].*match Spark's settings"):
-        run(stream.sink(), batch(spark, stream.schema, upsert(1, "there", lsn=2)), 1)
+        run(stream.sink(), batch(spark, stream.schema, upsert(1, "there", lsn=3)), 2)
 
 
 @pytest.fixture
