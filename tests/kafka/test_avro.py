@@ -458,7 +458,9 @@ def test_what_cannot_be_read_is_quarantined_with_a_sentence_and_can_be_replayed(
 
     (reason,) = away.values()
     assert verdict(reason) is Verdict.AGAIN
-    assert str(reason).startswith("[REGISTRY_UNREACHABLE] query 'rows' failed: the schema registry at http://127.0.0.1:")
+    assert str(reason).startswith(
+        "[REGISTRY_UNREACHABLE] query 'rows' failed: the schema registry at http://127.0.0.1:"
+    )
     assert job.rows() == [(1, "a")]
     begins = "the record does not start with byte 0 and the id of a schema, as Avro of a schema registry does"
     of_glue = "the record has the header of AWS Glue's schema registry, which is not supported"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,13 @@ from stream_merge.sources.wire.encodings import refuse, shown
 
 UPSERTS = frozenset("cur")
 _IMAGES = frozenset({"before", "after"})
+READS: Mapping[str, Collection[str]] = {
+    "op": (),
+    "before": (),
+    "after": (),
+    "source": (*postgresql.POSITION_FIELDS, postgresql.LAST_COMMIT_FIELD, "snapshot", "ts_ms", "name"),
+}
+"""All that is read of an envelope, as `ConnectJson.reads`."""
 
 
 def row_schema(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
