@@ -165,6 +165,24 @@ def test_bytes_of_a_schema_are_read_without_names_and_logical_types() -> None:
     assert "namespace" not in json.dumps(physical)
 
 
+def test_of_a_record_only_what_is_wanted_is_read() -> None:
+    """Unless the record lacks one of these, or a type is defined in what is left out."""
+    row = record(("id", "long"), name="Value")
+    source = record(("lsn", "long"), ("db", "string"), name="Source")
+    envelope = parsed(record(("op", "string"), ("after", row), ("source", source), ("block", ["null", "Value"])))
+    reads = {"op": (), "after": (), "source": ("lsn", "snapshot")}
+
+    (member,) = json.loads(avro_schema.reader(envelope.physical, reads))["fields"]
+    names = [field["name"] for field in member["type"]["fields"]]
+
+    assert names == ["op", "after", "source"]
+    assert member["type"]["fields"][1]["type"]["fields"] == [{"name": "id", "type": "long"}]
+    assert member["type"]["fields"][2]["type"]["fields"] == [{"name": "lsn", "type": "long"}]
+    for others in ({}, {"op": (), "gone": ()}, {"block": ()}):
+        assert avro_schema.reader(envelope.physical, others) == envelope.physical
+    assert avro_schema.reader(parsed("long").physical, reads) == parsed("long").physical
+
+
 def test_a_schema_without_fields_is_read() -> None:
     """A key of one value; Confluent's registry also keeps the bare word."""
     for text in ('"long"', '{"type": "long"}', "long"):

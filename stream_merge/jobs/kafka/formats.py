@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -123,9 +123,11 @@ class DebeziumFormat(Model):
             key_completes: whether the job says so; deletes take the keys that they lack from there in any case.
             schemas: of records in Avro.
         """
-        return Debezium(wire=self.wire(debezium.row_schema, schemas), key=key, database=_DATABASES[self.database])
+        database = _DATABASES[self.database]
+        wire = self.wire(debezium.row_schema, schemas, reads=debezium.reads(database))
+        return Debezium(wire=wire, key=key, database=database)
 
-    def wire(self, row_schema: RowSchema, schemas: Schemas) -> ConnectJson:
+    def wire(self, row_schema: RowSchema, schemas: Schemas, **reads: Mapping[str, Collection[str]]) -> ConnectJson:
         """How values are written."""
         return WIRES[self.encoding].values(
             schemas,
@@ -133,6 +135,7 @@ class DebeziumFormat(Model):
             declared=self.declared(),
             placeholder=self.unavailable_value_placeholder,
             wanted=self.wanted(),
+            **reads,
         )
 
     def wanted(self) -> dict[str, T.DataType]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stream_merge.sources.databases.base import Database
 from stream_merge.sources.envelopes import base
 from stream_merge.sources.envelopes.base import ConnectFormat, Kind, Read, ReadMany
 from stream_merge.sources.wire import connect_schema, json_table
@@ -17,6 +18,12 @@ from stream_merge.sources.wire.encodings import refuse, shown
 
 UPSERTS = frozenset("cur")
 _IMAGES = frozenset({"before", "after"})
+
+
+def reads(database: Database) -> Mapping[str, Collection[str]]:
+    """All that is read of an envelope, as `ConnectJson.reads`."""
+    source = (*database.fields, *database.required, "snapshot", "ts_ms", "name", "connector")
+    return {"op": (), "before": (), "after": (), "source": source}
 
 
 def row_schema(block: Mapping[str, Any]) -> Mapping[str, Any] | None:

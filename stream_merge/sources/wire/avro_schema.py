@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -66,6 +67,28 @@ def parse(text: str, references: Sequence[str] = ()) -> AvroSchema:
             raise
         msg = "the schema is not Avro"
         raise UndecodableError(msg) from err
+
+
+def reader(physical: str, reads: Mapping[str, Collection[str]]) -> str:
+    """The schema to read records by where only some fields are wanted; `physical` where that is not possible.
+
+    Args:
+        physical: as `AvroSchema.physical`.
+        reads: field -> which of its fields, all if empty.
+    """
+    schema = json.loads(physical)
+    record = schema["fields"][0]["type"]
+    names = {one["name"] for one in record.get("fields", ())} if isinstance(record, dict) else set()
+    if not reads or not reads.keys() <= names:
+        return physical
+    record["fields"] = [one for one in record["fields"] if one["name"] in reads]
+    for one in record["fields"]:
+        inner = reads[one["name"]]
+        if inner and isinstance(one["type"], dict) and "fields" in one["type"]:
+            one["type"]["fields"] = [field for field in one["type"]["fields"] if field["name"] in inner]
+    text = json.dumps(schema)
+    defined = set(re.findall(r'"name": "(type\d+)"', text))
+    return text if set(re.findall(r'"(type\d+)"', text)) <= defined else physical
 
 
 def _parsed(schemas: Sequence[Any]) -> AvroSchema:

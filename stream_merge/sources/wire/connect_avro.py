@@ -6,7 +6,7 @@ that topics in Avro and in JSON give the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,12 +64,18 @@ class Schemas:
             self.known[number] = avro_schema.parse(registered.text, registered.references)
         return self.known[number]
 
-    def texts(self, framed: str, write: Callable[[int, AvroSchema, Column], Column]) -> Column:
+    def texts(
+        self,
+        framed: str,
+        write: Callable[[int, AvroSchema, Column], Column],
+        reads: Mapping[str, Collection[str]],
+    ) -> Column:
         """The JSON texts of framed records, as bytes.
 
         Args:
             framed: binary column.
             write: the text of a payload, which it names once: Spark would read the record again for a second time.
+            reads: as `ConnectJson.reads`.
         """
         value, size = F.col(framed), 1 + self.id_bytes
         prefix, body = F.substring(value, 1, size), F.expr(f"substring(`{framed}`, {size + 1})")
@@ -77,7 +83,8 @@ class Schemas:
         text = F.when(value.isNull(), F.lit(None).cast("binary"))
         for schema_id, schema in self.known.items():
             frame = _MAGIC + schema_id.to_bytes(self.id_bytes, "big")
-            payload = from_avro(body, schema.physical, _PERMISSIVE)[avro_schema.MEMBER]
+            options = {**_PERMISSIVE, "avroSchema": avro_schema.reader(schema.physical, reads)}
+            payload = from_avro(body, schema.physical, options)[avro_schema.MEMBER]
             text = text.when(prefix == F.lit(frame), write(schema_id, schema, payload).cast("binary"))
         is_framed = (F.substring(value, 1, 1) == F.lit(_MAGIC)) & (F.length(value) > size)
         is_of_glue = F.substring(value, 1, 2).isin(*map(F.lit, _MAGIC_OF_GLUE))
@@ -115,7 +122,7 @@ class ConnectAvro(ConnectJson):
         def write(number: int, _: AvroSchema, payload: Column) -> Column:
             return F.to_json(F.struct(F.lit(number).alias("schema"), payload.alias("payload")), _WITH_NULLS)
 
-        return self.schemas.texts("value", write)
+        return self.schemas.texts("value", write, self.reads)
 
     def registered(self, values: Iterable[bytes | None]) -> set[str] | None:
         """Ids of the schemas that values are framed with."""
@@ -171,8 +178,8 @@ class AvroKey(KeyFormat):
             start = f'{{"schema":{connect_schema.canonical(schema.block)},"payload":'
             return F.concat(F.lit(start), _bare(schema, payload), F.lit("}"))
 
-        bare = self.schemas.texts("key", lambda _, schema, payload: _bare(schema, payload))
-        return F.when(F.col("value").isNull(), self.schemas.texts("key", with_block)).otherwise(bare)
+        bare = self.schemas.texts("key", lambda _, schema, payload: _bare(schema, payload), {})
+        return F.when(F.col("value").isNull(), self.schemas.texts("key", with_block, {})).otherwise(bare)
 
     def fields(self, key: bytes | None) -> Mapping[str, Any]:
         """JSON values of the key columns."""

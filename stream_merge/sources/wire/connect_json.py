@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -56,6 +56,9 @@ class ConnectJson:
     """Debezium's `unavailable.value.placeholder`."""
     wanted: Mapping[str, T.DataType] = field(default_factory=dict)
     """Column -> type that the job declares for numbers of open scale."""
+    reads: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Fields of a record that are read where it has all of these, with those of their own fields; others need not be
+    transcoded. Empty: all."""
     _known_starts: dict[str, str | None] = field(default_factory=dict, repr=False)
     """Text of a record up to its payload -> schema id."""
     _known: dict[str, Mapping[str, Encoding]] = field(default_factory=dict, repr=False)
