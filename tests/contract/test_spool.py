@@ -160,6 +160,9 @@ class Rows:
     def decoder(self) -> Decoder:
         return self._decoder
 
+    def forget_not_registered(self) -> None:
+        pass
+
 
 def test_whole_rows_are_at_hand_until_the_batch_is_released(spark, monkeypatch):
     rows: Any = Rows(envelopes())

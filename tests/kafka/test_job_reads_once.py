@@ -18,12 +18,12 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from topic_job import TopicJob, raw
 from traces import jobs_so_far
 
-from stream_merge import MergeSink
 from stream_merge.engines.memory import reservations
 from stream_merge.errors import MergeFailedError
 from stream_merge.jobs.kafka import decode
 from stream_merge.jobs.kafka.batch import TopicSink
 from stream_merge.merge import steps
+from stream_merge.merge.calls import Calls
 from stream_merge.sources.kafka.connection import Connection
 
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -251,7 +251,7 @@ def test_a_batch_that_fails_leaves_no_files(stored: TopicJob, monkeypatch: pytes
         msg = "no merge today"
         raise MergeFailedError(msg, target=stored.target, batch_id=0)
 
-    monkeypatch.setattr(MergeSink, "_merge", failing)
+    monkeypatch.setattr(Calls, "merge", failing)
     stored.send(1, stored.event("c", 1))
 
     result = stored.run()

@@ -23,6 +23,7 @@ from stream_merge import ConfigError, MergeResult
 from stream_merge.jobs.kafka import run
 from stream_merge.jobs.kafka.check import check
 from stream_merge.jobs.kafka.run import Job
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.spark.confs import WHOLE_READS
@@ -258,7 +259,8 @@ def test_two_names_of_one_table_that_is_not_there_yet_are_one_target(
     settings = job.settings(target="twice_named")
     (one,) = settings.queries
     place = f"{job.spark.catalog.getDatabase('default').locationUri}/twice_named"
-    again = {"name": "other", "target": place if other == "a path" else other, "checkpoint": f"{job.checkpoint}2"}
+    target = TableRef(place if other == "a path" else other)
+    again = {"name": "other", "target": target, "checkpoint": f"{job.checkpoint}2"}
     both = settings.model_copy(update={"queries": (one, one.model_copy(update=again))})
 
     # The catalog of tests is in memory.

@@ -147,7 +147,7 @@ def test_a_type_that_grows_in_an_existing_table_stops_the_job_or_widens_it(sourc
     assert told["records"] == sentence
     assert before == [(2, 1)]
     assert source.job.rows("id", "qty") == [(2, 2)]
-    assert (widened.engine, widened.refusal) == ("spark", "table_feature")
+    assert (widened.engine, widened.refusal) == ("spark", "schema_change")
     log = source.job.spark.table(TableRef(str(source.job.folder / f"{TOMBSTONE_TABLE_PREFIX}rows")).sql)
     assert sorted(row["id"] for row in log.select("id").collect()) == [1, FAR, FAR + 1]
     assert source.said(schema_evolution="widen")["columns"] == "id bigint, qty bigint"

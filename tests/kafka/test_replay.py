@@ -91,7 +91,8 @@ def test_a_replay_that_is_killed_merges_its_records_once(
 
     assert before == [(1, "short" if killed == "_merge" else "short" + "x" * 300)]
     assert job.rows() == [(1, "short" + "x" * 300), (2, "n")]
-    assert (answer.records, marked(job)) == (0, [(1, True)])
+    # With the limit of before the record could not be read when the job started: it was open again.
+    assert (answer.records, marked(job)) == (int(killed == "_merge"), [(1, True)])
 
 
 def test_records_older_than_the_remembered_deletes_are_refused_unless_forced(job: TopicJob) -> None:
