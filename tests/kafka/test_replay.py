@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from topic_job import TopicJob
 
 from stream_merge import ConfigError
 from stream_merge.jobs.kafka import control
-from stream_merge.jobs.kafka import replay as replaying
 from stream_merge.jobs.kafka.lineage import Lineage
 from stream_merge.jobs.kafka.ordering import Placing
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
@@ -80,7 +80,7 @@ def test_a_replay_that_is_killed_merges_its_records_once(
     with monkeypatch.context() as dying:
         dying.setattr(Claims, "end", die)
         if killed == "_merge":
-            dying.setattr(replaying, "_merge", die)
+            dying.setattr(sys.modules[replay.__module__], "_merge", die)
         with pytest.raises(KeyboardInterrupt):
             run_again(job, request, shape=shape)
     before = job.rows()
