@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from stream_merge import ConfigError, Maintenance
 from stream_merge.cli import app as cli
 from stream_merge.model.results import MaintenanceRun, MergeResult
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables import maintenance
 from stream_merge.tables.maintenance import maintain
 from stream_merge.testing import run
@@ -199,4 +200,4 @@ def test_by_hand(spark: SparkSession, tmp_table: str) -> None:
     vacuumed = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum"])
     assert vacuumed.output == "deleted files that the table no longer needs\n"
     with pytest.raises(ConfigError, match="there is no Delta table at"):
-        maintain(spark, tmp_table + "_missing", OFTEN)
+        maintain(spark, TableRef(tmp_table + "_missing"), OFTEN)

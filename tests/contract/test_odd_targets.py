@@ -16,6 +16,7 @@ from since import since
 
 from stream_merge import ConfigError, ContractError, Maintenance, MergeFailedError, MergeSink, MergeSinks
 from stream_merge.merge import steps
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Clauses, Snapshot, when_matched, when_not_matched
 from stream_merge.spark.confs import WHOLE_READS
 from stream_merge.spark.versions import SPARK
@@ -266,7 +267,7 @@ def test_maintenance_by_hand_takes_no_broken_file_for_an_empty_one(
     os.unlink(file) if "Missing" in conf else file.write_bytes(b"PAR1 and then nothing")
     damaged.conf.set(conf, "true")
 
-    found = maintain(damaged, str(table), Maintenance())
+    found = maintain(damaged, TableRef(str(table)), Maintenance())
 
     assert (found.outcome, found.removed_files) == ("failed", 0)
     assert damaged.conf.get(conf) == "true"

@@ -83,19 +83,26 @@ public class FaultyLogStore extends LocalLogStore {
       case "refuse":
         throw new IOException("injected: the disk is full");
       case "lose answer":
-        super.write(path, actions, overwrite, conf);
+        put(path, actions, overwrite, conf);
         throw new IOException("injected: the answer to the commit was lost");
       case "put twice":
-        super.write(path, actions, overwrite, conf);
+        put(path, actions, overwrite, conf);
         throw new java.nio.file.FileAlreadyExistsException(path.toString());
       case "lose answer, then unreadable":
-        super.write(path, actions, overwrite, conf);
+        put(path, actions, overwrite, conf);
         unreadable = true;
         throw new IOException("injected: the answer to the commit was lost");
       default:
         break;
     }
-    super.write(path, actions, overwrite, conf);
+    put(path, actions, overwrite, conf);
+  }
+
+  /** One at a time, whichever instance: each looks whether the file is there, and then renames. */
+  private void put(Path path, Iterator<String> actions, Boolean overwrite, Configuration conf) throws IOException {
+    synchronized (FaultyLogStore.class) {
+      super.write(path, actions, overwrite, conf);
+    }
   }
 
   @Override
