@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from stream_merge.errors import ConfigError
 from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables import create_table, spark_table
+from stream_merge.tables import create_table
 from stream_merge.tables.side import tombstones
 
 pytestmark = pytest.mark.engines("auto", "spark", "rewrite", "random")
@@ -258,12 +258,12 @@ def test_the_log_of_a_dropped_target_is_emptied_once(
     spark.sql(f"DROP TABLE {stream.target}") if place == "name" else removed(stream.target)
     start_over = create_table.start_over
 
-    def late(session: SparkSession, table: str, *args: Any, **settings: Any) -> None:
+    def late(session: SparkSession, table: TableRef, *args: Any, **settings: Any) -> None:
         start_over(session, table, *args, **settings)
-        session.sql(f"INSERT INTO {TableRef(table).sql} VALUES (7, struct(8), false, current_timestamp())")
+        session.sql(f"INSERT INTO {table.sql} VALUES (7, struct(8), false, current_timestamp())")
         start_over(session, table, *args, **settings)
 
-    monkeypatch.setattr(spark_table, "start_over", late)
+    monkeypatch.setattr(create_table, "start_over", late)
     stream.batch_id = -1
 
     stream.deliver(upsert(1, "new life", lsn=1), delete(3, lsn=2))
