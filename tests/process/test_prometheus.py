@@ -168,7 +168,7 @@ class Source:
 
 @contextmanager
 def job(broker: services.Broker, folder: Path, metrics_port: int) -> Iterator[None]:
-    """`stream-merge run`: a table for each engine, by deletion vectors and a map; `customers` gets a new column."""
+    """`stream-merge run`: tables for each engine; `customers` gets a new column."""
     file, said = folder / "job.yaml", folder / "job.log"
     deltalake.write_deltalake(str(folder / "customers"), pyarrow.table({"id": pyarrow.array([0], pyarrow.int64())}))
     queries = "".join(
@@ -176,7 +176,7 @@ def job(broker: services.Broker, folder: Path, metrics_port: int) -> Iterator[No
   - name: {name}
     topic: {name}
     target: {folder / name}
-    {'table_properties: {delta.enableDeletionVectors: "false"}' if engine == "spark" else ""}
+    engine: {"spark" if engine == "spark" else "auto"}
     checkpoint: {folder / "checkpoints" / name}
     value_format:
       type: debezium
